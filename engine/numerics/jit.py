@@ -56,6 +56,6 @@ def kernel(function: F) -> F:
 
 
 def device_function(function: F) -> F:
-    """Compile a function that only kernels call; inlined by LLVM where that pays."""
-    compiled: F = numba.njit(nogil=True, error_model="numpy")(function)
+    """Compile a function that only kernels call; always inlined, or the loops that call it would not vectorise."""
+    compiled: F = numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
     return compiled
