@@ -1,0 +1,71 @@
+"""A sealed file that lists bundles by step."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from artifacts.errors import Corrupt, InvalidInput, RunDiffers, UnknownVersion
+from artifacts.hashing import is_hash, require_hash
+from artifacts.sealed import read_sealed, seal
+from artifacts.store import Store
+
+_VERSION = 1
+_FIELDS = {"bundles", "format", "version"}
+
+
+def write_bundle_list(store: Store, path: Path, kind: str, bundles: Mapping[int, str]) -> None:
+    """Replaces the list at `path` atomically."""
+    store.write_file(
+        path,
+        seal(
+            {
+                "bundles": [{"bundle": bundles[step], "step": step} for step in sorted(bundles)],
+                "format": kind,
+                "version": _VERSION,
+            }
+        ),
+    )
+
+
+def read_bundle_list(path: Path, kind: str, what: str) -> dict[int, str]:
+    """The bundles of a list by step, ascending. Missing or Corrupt, naming `what`."""
+    value = read_sealed(path, what)
+    if not isinstance(value, dict) or value.get("format") != kind:
+        raise Corrupt(f"{what}: {path} is not a list of bundles ({kind})")
+    if value.get("version") != _VERSION:
+        raise UnknownVersion(
+            f"{what}: {path} has version {value.get('version')!r}, this program reads {_VERSION}"
+        )
+    entries = value.get("bundles")
+    if set(value) != _FIELDS or not isinstance(entries, list):
+        raise Corrupt(f"{what}: {path} has unexpected fields")
+    bundles: dict[int, str] = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or set(entry) != {"bundle", "step"}:
+            raise Corrupt(f"{what}: {path} has an entry that is not a step and a bundle")
+        step, bundle = entry["step"], entry["bundle"]
+        if not _is_step(step) or not isinstance(bundle, str) or not is_hash(bundle):
+            raise Corrupt(f"{what}: {path} has an entry that is not a step and a bundle")
+        assert isinstance(step, int)
+        if bundles and step <= next(reversed(bundles)):
+            raise Corrupt(f"{what}: {path} is not sorted by step, each once")
+        bundles[step] = bundle
+    return bundles
+
+
+def merge_bundles(before: Mapping[int, str], more: Mapping[int, str], what: str) -> dict[int, str]:
+    """Both lists in one. RunDiffers, naming `what`, if they have different bundles for one step."""
+    merged = dict(before)
+    for step, bundle in more.items():
+        if not _is_step(step):
+            raise InvalidInput(f"{what}: step {step!r} is not a natural number")
+        require_hash(bundle, f"{what}: bundle of step {step}")
+        if merged.setdefault(step, bundle) != bundle:
+            raise RunDiffers(
+                f"{what}: step {step} was saved as bundle {merged[step]} before "
+                f"and is now {bundle}; the same step has to have the same bits: compare both with `reproduce diff`"
+            )
+    return dict(sorted(merged.items()))
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

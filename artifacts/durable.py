@@ -1,0 +1,114 @@
+"""Whole files, written so that a crash at any point leaves the old file or the new one, and read
+within a bound."""
+
+import errno
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from artifacts import filesystem
+from artifacts.errors import Corrupt, Missing, NoSpace, ReadOnly
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turns a full disk or quota into NoSpace and a folder that cannot be written into ReadOnly,
+    naming `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise NoSpace(
+                f"no space left while writing {path} ({free_bytes(path)} bytes free): "
+                "make room and go on from the last bundle"
+            ) from error
+        if error.errno in _READ_ONLY:
+            raise ReadOnly(f"cannot write {path}: {error.strerror}") from error
+        raise
+
+
+def write_whole(
+    target: Path, parts: Iterable[bytes | memoryview], temporary: Path, mode: int = 0o644
+) -> None:
+    """Writes `target` through a synced file in the folder `temporary`, replacing what was there.
+
+    The entry in `target`'s folder is not durable before the caller has synced that folder.
+    """
+    scratch = temporary / f"{os.getpid()}-{secrets.token_hex(8)}"
+    with write_errors(target):
+        try:
+            descriptor = filesystem.open_new(scratch, mode)
+            try:
+                for part in parts:
+                    _write_all(descriptor, memoryview(part))
+                filesystem.sync(descriptor)
+            finally:
+                filesystem.close(descriptor)
+            filesystem.rename(scratch, target)
+        except Exception:
+            # The space is wanted back at once; what stays behind all the same is for `gc`.
+            with suppress(OSError):
+                filesystem.unlink(scratch)
+            raise
+
+
+def make_directories(path: Path) -> None:
+    """Makes `path` and its missing parents, each durable before the next."""
+    if filesystem.is_directory(path):
+        return
+    make_directories(path.parent)
+    with write_errors(path):
+        with suppress(FileExistsError):
+            filesystem.make_directory(path)
+        filesystem.sync_directory(path.parent)
+
+
+def read_whole(path: Path, limit: int, what: str) -> bytes:
+    """The bytes of a file of at most `limit` bytes. Missing if there is none, Corrupt if longer or
+    unreadable."""
+    try:
+        descriptor = filesystem.open_read(path)
+    except FileNotFoundError as error:
+        raise Missing(f"{what}: no file {path}") from error
+    except OSError as error:
+        raise Corrupt(f"{what}: cannot open {path}: {error.strerror}") from error
+    try:
+        size = filesystem.size_of(descriptor)
+        if size > limit:
+            raise Corrupt(f"{what}: {path} has {size} bytes, at most {limit} are allowed")
+        parts = []
+        # One byte more than the size: a file that has grown since is noticed, not cut.
+        wanted = size + 1
+        while wanted > 0:
+            part = filesystem.read(descriptor, wanted)
+            if not part:
+                break
+            parts.append(part)
+            wanted -= len(part)
+    except OSError as error:
+        raise Corrupt(f"{what}: cannot read {path}: {error.strerror}") from error
+    finally:
+        filesystem.close(descriptor)
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    if len(data) != size:
+        raise Corrupt(f"{what}: {path} should have {size} bytes, read {len(data)}")
+    return data
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes free on the filesystem that holds `path`, which need not exist yet."""
+    for folder in (path, *path.parents):
+        if filesystem.exists(folder):
+            return filesystem.free_space(folder)
+    raise Missing(f"no folder above {path}")
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while len(data) > 0:
+        written = filesystem.write(descriptor, data)
+        data = data[written:]

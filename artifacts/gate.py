@@ -1,0 +1,68 @@
+"""A lock file that many may hold shared or one exclusively, among processes and threads (flock)."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from artifacts import durable, filesystem
+
+
+class Gate:
+    """The lock file `path`. With `read_only`, `shared` takes the lock if the file is there and goes
+    without otherwise: a store in a folder that nobody can write is not being collected either."""
+
+    def __init__(self, path: Path, read_only: bool) -> None:
+        self._path = path
+        self._read_only = read_only
+        self._mutex = threading.Lock()
+        self._holders = 0
+        self._descriptor: int | None = None
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """May be nested, and held by any number of threads at once."""
+        # One descriptor serves all holders of this process, so that nesting cannot wait for itself
+        # behind somebody who asks for the exclusive lock in between.
+        with self._mutex:
+            if self._holders == 0:
+                self._descriptor = self._open_shared()
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._holders -= 1
+                if self._holders == 0 and self._descriptor is not None:
+                    filesystem.close(self._descriptor)
+                    self._descriptor = None
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Waits until nobody holds the lock. Waits for ever if the caller holds it shared."""
+        descriptor = self._open_writable()
+        try:
+            filesystem.lock_exclusive(descriptor)
+            yield
+        finally:
+            filesystem.close(descriptor)
+
+    def _open_shared(self) -> int | None:
+        if self._read_only:
+            try:
+                descriptor = filesystem.open_read(self._path)
+            except OSError:
+                return None
+        else:
+            descriptor = self._open_writable()
+        try:
+            filesystem.lock_shared(descriptor)
+        except BaseException:
+            filesystem.close(descriptor)
+            raise
+        return descriptor
+
+    def _open_writable(self) -> int:
+        with durable.write_errors(self._path):
+            durable.make_directories(self._path.parent)
+            return filesystem.open_lock(self._path)

@@ -1,0 +1,237 @@
+"""The content-addressed object store. Its layout and guarantees are in docs/format.md.
+
+Order of a write: temporary file in the same filesystem, fsync, atomic rename, fsync of the folder;
+an object is written before whatever names it. So a crash leaves the old state or the new one, and
+at worst temporary files and objects that nothing names yet, which `gc` removes.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from artifacts import durable, encoding, filesystem
+from artifacts.errors import Corrupt, InvalidInput, Missing, NoSpace, ReadOnly, UnknownVersion
+from artifacts.gate import Gate
+from artifacts.hashing import hash_bytes, is_hash, require_hash
+
+FORMAT_FILE = "STORE_FORMAT"
+FORMAT = b"samebits store 1\n"
+
+_FORMAT_PREFIX = b"samebits store "
+_FOLDERS = ("attestations", "index", "locks", "objects", "runs", "tmp")
+_OBJECT_MODE = 0o444
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """A store in the folder `path`, made there if the folder is missing or empty (unless
+    `read_only`).
+
+    Any number of processes and threads may use one store at once. `level` is the zstd level of what
+    is written from here on; it changes no hash. Errors: InvalidInput if `path` is something else
+    than a store, UnknownVersion, Missing (read-only and not there).
+    """
+
+    def __init__(
+        self, path: str | Path, read_only: bool = False, level: int = encoding.DEFAULT_LEVEL
+    ) -> None:
+        self.path = Path(path).absolute()
+        self.read_only = read_only
+        self.level = level
+        self._checked: set[str] = set()
+        self._gate = Gate(self.path / "locks" / "store", read_only)
+        if not filesystem.exists(self.path / FORMAT_FILE):
+            self._create()
+        self._check_format()
+
+    # Objects
+
+    def put(self, content: bytes | memoryview, width: int = 1) -> str:
+        """Stores `content` durably and returns its hash. `width`: see `encoding.encode`."""
+        with self.using():
+            name = self.write_object(content, width)
+            self.sync_objects([name])
+        return name
+
+    def get(self, name: str, limit: int = encoding.MAX_CONTENT) -> bytes:
+        """The content of object `name`, verified; Missing, or Corrupt, also if longer than `limit`
+        bytes."""
+        return bytes(self.view(name, limit))
+
+    def view(self, name: str, limit: int = encoding.MAX_CONTENT) -> memoryview:
+        """`get` without a copy."""
+        path = self.object_path(name)
+        what = f"object {name}"
+        file = durable.read_whole(path, encoding.HEADER_SIZE + limit, what)
+        content = encoding.decode(file, limit, what)
+        found = hash_bytes(content)
+        if found != name:
+            raise Corrupt(f"{what}: content has hash {found} ({path})")
+        return content
+
+    def has(self, name: str) -> bool:
+        """Whether a file of object `name` is there; its content is only checked by `get`."""
+        return filesystem.exists(self.object_path(name))
+
+    def write_object(self, content: bytes | memoryview, width: int = 1) -> str:
+        """`put` without the last step: the object is durable after `sync_objects` has seen its
+        name.
+
+        An object that is there already is verified once and not written again; a damaged one is
+        replaced.
+        """
+        self.require_writable()
+        view = memoryview(content).cast("B")
+        if len(view) > encoding.MAX_CONTENT:
+            raise InvalidInput(f"an object of {len(view)} bytes, at most {encoding.MAX_CONTENT}")
+        name = hash_bytes(view)
+        if not self._holds_whole(name):
+            path = self.object_path(name)
+            durable.make_directories(path.parent)
+            parts = encoding.encode(view, width, self.level)
+            durable.write_whole(path, parts, self.path / "tmp", _OBJECT_MODE)
+            self._checked.add(name)
+        return name
+
+    def sync_objects(self, names: Iterable[str]) -> None:
+        """Makes the folder entries of objects durable, also of those that another process has just
+        written."""
+        folders = {self.object_path(name).parent for name in names}
+        self._sync_folders([*sorted(folders), self.path / "objects"])
+
+    def objects(self) -> Iterator[str]:
+        """Names of all objects, sorted. Files that are no objects are left out; see `strays`."""
+        for name, _ in self._object_files():
+            if name is not None:
+                yield name
+
+    def strays(self) -> Iterator[Path]:
+        """What lies among the objects without a name that an object could have."""
+        for name, path in self._object_files():
+            if name is None:
+                yield path
+
+    def object_path(self, name: str) -> Path:
+        require_hash(name, "object name")
+        return self.path / "objects" / name[:2] / name[2:]
+
+    # Other files
+
+    def write_file(self, target: Path, content: bytes) -> None:
+        """Writes a small file below the store, durably and atomically, replacing what was there."""
+        self.require_writable()
+        with self.using():
+            durable.make_directories(target.parent)
+            durable.write_whole(target, [content], self.path / "tmp")
+            between = target.parent.relative_to(self.path).parents
+            self._sync_folders([target.parent, *(self.path / folder for folder in between)])
+
+    # Use by several processes
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """While this is held no `gc` runs. Hold it from saving objects until something names
+        them."""
+        with self._gate.shared():
+            yield
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """While this is held nobody else uses the store. For `gc`; not to be asked for within
+        `using`."""
+        self.require_writable()
+        with self._gate.exclusive():
+            yield
+
+    @contextmanager
+    def exclusive_file(self, name: str) -> Iterator[None]:
+        """Serialises changes to one changeable file among processes and threads."""
+        self.require_writable()
+        with self.using(), Gate(self.path / "locks" / name, read_only=False).exclusive():
+            yield
+
+    def require_writable(self) -> None:
+        if self.read_only:
+            raise ReadOnly(f"store {self.path} is open read-only")
+
+    def require_space(self, needed: int) -> None:
+        """NoSpace if fewer than `needed` bytes are free where the store lies."""
+        available = durable.free_bytes(self.path)
+        if available < needed:
+            raise NoSpace(
+                f"store {self.path}: {needed} bytes needed, {available} available: "
+                "make room (`reproduce gc` removes what no record or run reaches) and try again"
+            )
+
+    def forget_checked(self) -> None:
+        """Verifies objects again before their next reuse."""
+        self._checked.clear()
+
+    # Inside
+
+    def _sync_folders(self, folders: Iterable[Path]) -> None:
+        # Folders that were there already are synced too: the process that made them may not have
+        # come to it yet.
+        for folder in folders:
+            with durable.write_errors(folder):
+                filesystem.sync_directory(folder)
+
+    def _holds_whole(self, name: str) -> bool:
+        if not self.has(name):
+            return False
+        if name in self._checked:
+            return True
+        try:
+            self.view(name)
+        except Corrupt as error:
+            log.warning("a damaged object is written anew: %s", error)
+            return False
+        self._checked.add(name)
+        return True
+
+    def _object_files(self) -> Iterator[tuple[str | None, Path]]:
+        root = self.path / "objects"
+        for shard in filesystem.list_directory(root):
+            if not filesystem.is_directory(root / shard):
+                yield None, root / shard
+                continue
+            for rest in filesystem.list_directory(root / shard):
+                name = shard + rest
+                fits = len(shard) == 2 and is_hash(name)
+                yield (name if fits else None), root / shard / rest
+
+    def _create(self) -> None:
+        if self.read_only:
+            raise Missing(f"no store at {self.path}: {FORMAT_FILE} is missing")
+        self._require_empty()
+        with self.using():
+            for folder in _FOLDERS:
+                durable.make_directories(self.path / folder)
+            # The format file comes last: a folder without it is not a store yet.
+            durable.write_whole(self.path / FORMAT_FILE, [FORMAT], self.path / "tmp")
+            self._sync_folders([self.path])
+
+    def _require_empty(self) -> None:
+        """A store is not made in a folder with other content; what a crash during creation left is
+        no such content."""
+        for entry in filesystem.list_directory(self.path):
+            if entry in ("locks", "tmp"):
+                continue
+            if entry in _FOLDERS and not filesystem.list_directory(self.path / entry):
+                continue
+            if not filesystem.exists(self.path / FORMAT_FILE):  # else another process was faster
+                raise InvalidInput(
+                    f"{self.path} is neither a store ({FORMAT_FILE} is missing) nor empty ({entry})"
+                )
+
+    def _check_format(self) -> None:
+        found = durable.read_whole(self.path / FORMAT_FILE, 64, "store format")
+        if found == FORMAT:
+            return
+        if found.startswith(_FORMAT_PREFIX):
+            raise UnknownVersion(
+                f"store {self.path} has format {found!r}, this program reads {FORMAT!r}"
+            )
+        raise Corrupt(f"store {self.path}: {FORMAT_FILE} should be {FORMAT!r}, is {found!r}")
