@@ -51,7 +51,8 @@ if [ -f .venv/recipe ] && recipe "$python" | cmp -s - .venv/recipe; then
     exit 0
 fi
 
-echo "setup: making .venv with $("$python" -I -c 'import platform; print("Python", platform.python_version())')"
+version=$("$python" -I -c 'import platform; print(platform.python_version())')
+echo "setup: making .venv with Python $version; this takes a minute or two"
 "$python" -I -m venv --clear .venv
 pip() {
     .venv/bin/python -I -m pip --disable-pip-version-check "$@"
