@@ -1,0 +1,291 @@
+"""The CPU backend: runs a program in one NumPy arena. It is the normative form of the portable tier."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.digest import Sums
+from engine.numerics.fixed_point import INFINITY_BITS, magnitude_bits
+from engine.numerics.jit import kernel
+from engine.numerics.sums import sum_integer
+from engine.numerics.types import Array, Floats, Longs, Words
+from engine.operations.base import BufferType, Sizes
+from engine.optimizer import (
+    NORM_CHUNK,
+    AdamWConstants,
+    clip_factor,
+    k_adamw,
+    k_add_gradients,
+    k_grad_norm_final,
+    k_grad_norm_partial,
+)
+from engine.plan import Plan, gradient_name
+from engine.program import Program
+from engine.schedule import StepValues
+from engine.spec import TrainSpec
+from engine.threads import Task, ThreadTeam
+
+LARGEST_LOSS = np.float32(2.0**20)  # nats per token; its integer form must fit beside 2**30
+ADAMW_PIECE = 1 << 16  # elements of one task
+
+
+@kernel
+def k_loss_total(losses: Floats, flag: Longs, slot: int) -> int:
+    """Sum over tokens of rint(loss * 2**30), an integer; sets flag[slot] where a loss is not finite or above 2**20."""
+    total = np.int64(0)
+    for t in range(losses.size):
+        if magnitude_bits(losses[t]) >= INFINITY_BITS or losses[t] > LARGEST_LOSS:
+            flag[slot] = 1
+        else:
+            total += sum_integer(losses[t], np.float64(1073741824.0))
+    return total
+
+
+class Frame:
+    """A program bound to sizes: what operations see while they run (operations.base.Execution)."""
+
+    def __init__(self, backend: "CpuBackend", sizes: Sizes) -> None:
+        self.team = backend.team
+        self.tier = backend.plan.tier
+        self.seed = backend.train.seed
+        self.flags = backend.flags
+        self.sizes = sizes
+        self.training = False
+        self.step = 0
+        self.first_row = 0
+        self.loss_scale = np.float32(1.0 / (backend.train.batch * backend.plan.sizes.context))
+        self.set = 0
+        self._backend = backend
+        self._phase = "forward"
+        tensors = backend.program.tensors
+        self._tensors = {
+            name: backend.array(name, BufferType(type.at(sizes), type.dtype))
+            for name, type in tensors.items()
+        }
+        self._gradients = {
+            name: backend.array(gradient_name(name), BufferType(type.at(sizes), type.dtype))
+            for name, type in tensors.items()
+            if gradient_name(name) in backend.plan.buffers
+        }
+        self._work = {
+            f"{operation.name}/{phase}/{role}": backend.array(f"{operation.name}/{phase}/{role}", type)
+            for operation in backend.program.operations
+            for phase, work in (
+                ("forward", operation.forward_work(sizes, self.tier)),
+                ("backward", operation.backward_work(sizes, self.tier)),
+            )
+            for role, type in work.items()
+        }
+        self._accumulates = {
+            (step.operation.name, role) for step in backend.program.backward for role in step.accumulates
+        }
+
+    def tensor(self, name: str) -> Array:
+        return self._tensors[name]
+
+    def gradient(self, name: str) -> Array:
+        return self._gradients[name]
+
+    def parameter(self, name: str) -> Floats:
+        return self._backend.parameters[name]
+
+    def parameter_gradient(self, name: str) -> Floats:
+        return self._backend.parameter_gradients[self.set][name]
+
+    def derived(self, operation: str, role: str) -> Array:
+        return self._backend.derived[f"{operation}/derived/{role}"]
+
+    def work(self, operation: str, role: str) -> Array:
+        return self._work[f"{operation}/{self._phase}/{role}"]
+
+    def accumulates(self, operation: str, role: str) -> bool:
+        return (operation, role) in self._accumulates
+
+    def forward(self, after: Callable[[str], None] | None = None) -> None:
+        """Run the forward half; `after` is called with each operation's name."""
+        self._phase = "forward"
+        for operation in self._backend.program.operations:
+            operation.forward(self)
+            if after is not None:
+                after(operation.name)
+
+    def backward(self, after: Callable[[str], None] | None = None) -> None:
+        """Run the backward half; `after` is called with each operation's name."""
+        self._phase = "backward"
+        for step in self._backend.program.backward:
+            step.operation.backward(self)
+            if after is not None:
+                after(step.operation.name)
+
+
+class CpuBackend:
+    """Executes a plan on the CPU. All arrays are views of one arena, allocated here and nowhere else."""
+
+    def __init__(self, program: Program, plan: Plan, train: TrainSpec) -> None:
+        self.program = program
+        self.plan = plan
+        self.train = train
+        self.team = ThreadTeam(plan.sizes.threads)
+        raw = np.empty(plan.arena_bytes + 64, np.uint8)
+        self._arena = raw[-raw.ctypes.data % 64 :][: plan.arena_bytes]
+        self.flags: Longs = np.zeros(len(program.operations), np.int64)
+        self.flat = {name: self.array(name) for name in ("weights", "m", "v")}
+        self.saved = {name: self.array(f"saved/{name}") for name in ("weights", "m", "v")}
+        self.gradients = [self.array(f"gradients{i}") for i in range(plan.gradient_sets)]
+        for array in (*self.flat.values(), *self.gradients):
+            array[:] = 0
+        self.parameters = self.views(self.flat["weights"])
+        self.parameter_gradients = [self.views(g) for g in self.gradients]
+        self.derived = {
+            name: self.array(name) for name, b in plan.buffers.items() if b.category == "derived"
+        }
+        self._frames: dict[tuple[int, int], Frame] = {}
+        self._constants = AdamWConstants.of(train)
+        self._partial = np.zeros(-(-plan.flat_elements // NORM_CHUNK), np.float64)
+        self._lanes = np.zeros((self.team.size, 32), np.float64)
+        self._pieces = self._adamw_pieces()
+        self._piece_sums: Sums = np.zeros((len(self._pieces), 3, 2), np.uint64)
+        self.sums: Sums = np.zeros((len(program.parameters), 3, 2), np.uint64)
+        self._derived_are_stale = True
+
+    def array(self, name: str, type: BufferType | None = None) -> Array:
+        """The buffer `name` as an array of `type`, by default its planned one; at most that large."""
+        buffer = self.plan.buffers[name]
+        type = type or buffer.type
+        if type.bytes > buffer.type.bytes:
+            raise AssertionError(f"{name}: {type} does not fit the planned {buffer.type}")
+        place = self._arena[buffer.offset : buffer.offset + type.bytes]
+        return place.view(type.dtype).reshape(type.shape)
+
+    def views(self, flat: Floats) -> dict[str, Floats]:
+        """Each parameter's part of a flat array, in its shape."""
+        views = {}
+        for parameter in self.program.parameters:
+            start = self.plan.places[parameter.name]
+            size = int(np.prod(parameter.shape))
+            views[parameter.name] = flat[start : start + size].reshape(parameter.shape)
+        return views
+
+    def frame(self, batch: int, context: int) -> Frame:
+        """The program bound to `batch` rows (at most a shard's) of `context` tokens (at most the model's)."""
+        key = (batch, context)
+        if key not in self._frames:
+            sizes = Sizes(batch=batch, context=context, threads=self.plan.sizes.threads)
+            self._frames[key] = Frame(self, sizes)
+        return self._frames[key]
+
+    def weights_changed(self) -> None:
+        """To be called when weights were written from outside."""
+        self._derived_are_stale = True
+
+    def prepare(self, frame: Frame) -> None:
+        """Compute what operations derive from the weights, once after every change."""
+        if self._derived_are_stale:
+            for operation in self.program.operations:
+                operation.prepare(frame)
+            self._derived_are_stale = False
+
+    def run_shards(self, step: int, ids: Words, targets: Words) -> tuple[int, int]:
+        """Gradients of a whole batch: (set that holds them, loss total in units of 2**-30 nats)."""
+        rows = self.plan.sizes.batch
+        frame = self.frame(rows, ids.shape[1])
+        self.prepare(frame)
+        frame.training = True
+        frame.step = step
+        free = list(range(self.plan.gradient_sets))
+        tree: list[tuple[int, int]] = []  # (level, set), as a binary counter
+        total = 0
+        for shard in range(self.train.shards):
+            frame.first_row = shard * rows
+            frame.set = free.pop()
+            frame.tensor("ids")[:] = ids[shard * rows : (shard + 1) * rows]
+            frame.tensor("targets")[:] = targets[shard * rows : (shard + 1) * rows]
+            self.gradients[frame.set][:] = 0
+            frame.forward()
+            total += self._loss_total(frame)
+            frame.backward()
+            level, current = 0, frame.set
+            while tree and tree[-1][0] == level:
+                current = self._join(tree.pop()[1], current, free)
+                level += 1
+            tree.append((level, current))
+        while len(tree) > 1:
+            _, right = tree.pop()
+            level, left = tree.pop()
+            tree.append((level, self._join(left, right, free)))
+        frame.training = False
+        return tree[0][1], total
+
+    def _join(self, left: int, right: int, free: list[int]) -> int:
+        a, b = self.gradients[left], self.gradients[right]
+        self.team.run([(k_add_gradients, (a, b, i, j)) for i, j in self.team.ranges(a.size, 1024)])
+        free.append(right)
+        return left
+
+    def _loss_total(self, frame: Frame) -> int:
+        losses = frame.tensor(self.program.losses).reshape(-1)
+        return int(k_loss_total(losses, self.flags, len(self.program.operations) - 1))
+
+    def gradient_norm(self, set: int) -> float:
+        g = self.gradients[set]
+        self.team.run(
+            [
+                (k_grad_norm_partial, (g, a, b, self._partial, self._lanes[i]))
+                for i, (a, b) in enumerate(self.team.ranges(self._partial.size))
+            ]
+        )
+        return float(k_grad_norm_final(self._partial, self._lanes[0]))
+
+    def update(self, set: int, norm: float, values: StepValues) -> None:
+        """One AdamW step; leaves each parameter's part of the step digest in `sums`."""
+        clip = clip_factor(norm, self.train.clip_norm)
+        arguments = {
+            decayed: self._constants.arguments(clip, values, decayed) for decayed in (False, True)
+        }
+        tasks: list[Task] = []
+        for i, (number, start, size, first, last) in enumerate(self._pieces):
+            decayed = self.program.parameters[number].kind in self.train.decayed
+            arrays = [a[start : start + size] for a in (self.flat["weights"], self.gradients[set])]
+            arrays += [self.flat[name][start : start + size] for name in ("m", "v")]
+            tasks.append((k_adamw, (*arrays, first, last, *arguments[decayed], self._piece_sums[i])))
+        self.team.run(tasks)
+        self.sums[:] = 0
+        for i, (number, *_) in enumerate(self._pieces):
+            self.sums[number] += self._piece_sums[i]
+        self._derived_are_stale = True
+
+    def _adamw_pieces(self) -> list[tuple[int, int, int, int, int]]:
+        """(parameter number, its place, its size, first, last element) of every task."""
+        return [
+            (number, self.plan.places[p.name], size, first, min(first + ADAMW_PIECE, size))
+            for number, p in enumerate(self.program.parameters)
+            for size in [int(np.prod(p.shape))]
+            for first in range(0, size, ADAMW_PIECE)
+        ]
+
+    def losses(self, ids: Words, targets: Words) -> int:
+        """Total loss of some rows without dropout, in units of 2**-30 nats; at most a shard's rows."""
+        frame = self.frame(*ids.shape)
+        self.prepare(frame)
+        frame.tensor("ids")[:] = ids
+        frame.tensor("targets")[:] = targets
+        frame.forward()
+        return self._loss_total(frame)
+
+    def logits(self, ids: Words) -> npt.NDArray[np.float32]:
+        """Logits [B, T, V] of some rows without dropout: a view, overwritten by the next run."""
+        frame = self.frame(*ids.shape)
+        self.prepare(frame)
+        frame.tensor("ids")[:] = ids
+        frame.tensor("targets")[:] = 0
+        frame.forward()
+        return frame.tensor(self.program.logits)
+
+    def copy_for_saving(self) -> None:
+        """One copy of the state into buffers that the saver may read while training goes on."""
+        for name, array in self.flat.items():
+            np.copyto(self.saved[name], array)
+
+    def close(self) -> None:
+        self.team.close()

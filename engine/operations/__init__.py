@@ -1,0 +1,1 @@
+"""The operations a program is made of; one module each: shape rule, forward, backward, reference."""

@@ -1,0 +1,653 @@
+"""Causal multi-head self-attention over packed q, k, v, with dropout on the attention weights.
+
+Per sequence and head (D = head width, i a query, j <= i a key; product and exponents as in numerics/fixed_point.py):
+
+Forward
+  q_i, k_j, v_j are quantised per token over D, with exponents sq_i, sk_j, sv_j.
+  s_ij = fp32(P * 2**-(sq_i + sk_j)) * fp32(1/sqrt(D))
+  m_i  = max over j of s_ij,  p_ij = exp(s_ij - m_i)
+  l_i  = fp32(sum over j of rint(p_ij * 2**30), times 2**-30)                      an integer sum
+  w_ij = rint(p_ij * 2**(14 + s0_i - sv_j)), s0_i the least sv_j over j <= i with v_j not all zero; 0 where dropped
+         or v_j is all zero
+  o_i  = fp32(P(w_i, v) * 2**-(14 + s0_i)) / l_i, then * fp32(1/(1-p)) under dropout
+Nothing above looks at a key after i, so no later token moves an earlier output.
+
+Backward, in tiles of 64 queries by 64 keys (the size is part of the definition)
+  do_i is quantised per token; delta_i = ordered sum over D of do*o;  a_ij = p_ij * fp32(1/l_i)
+  g_ij = fp32(P(do_i, v_j) * 2**-(sdo_i + sv_j)) * keep_ij,  keep_ij = fp32(1/(1-p)) or 0 (1 without dropout)
+  e_ij = a_ij * (g_ij - delta_i) * fp32(1/sqrt(D))
+  dv_j += over query tiles, ascending:  product(a*keep, do);  dk_j the same with (e, q);
+  dq_i += over key tiles, ascending:    product(e, k)
+  In each of the three products the left operand x is first folded with the right operand's per-token exponents s:
+  x * 2**(s0 - s) in fp32 (factor 0 where s0 - s < -126 or the token is all zero), s0 the least s in the tile; then it
+  gets one exponent per row of the left operand within the tile. Each tile's product is rounded to fp32 and added.
+
+Kept for the backward pass: q, k, v, o, m, l; with `stored` also p (a matter of memory, not of bits). dqkv is
+overwritten.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar
+
+import numpy as np
+
+from engine.errors import SpecError
+from engine.numerics.bits import float32_of_bits
+from engine.numerics.elementary import exp32
+from engine.numerics.fixed_point import (
+    INFINITY_BITS,
+    ZERO_ROW,
+    exponent_for,
+    integer_of,
+    left_word,
+    magnitude_bits,
+    multiply_block,
+    power_of_two,
+    right_word,
+)
+from engine.numerics.jit import device_function, kernel
+from engine.numerics.microkernel import TILE_COLUMNS, TILE_ROWS, multiply_tile
+from engine.numerics.random import random_words4
+from engine.numerics.sums import SUM_LANES, lanes_total, sum_integer
+from engine.numerics.types import Array, Doubles, Floats, Longs, Scalar, Words
+from engine.operations.base import BufferType, Execution, Operation, Sizes, TensorType
+from engine.operations.dropout import Mask
+from engine.threads import Task
+
+QUERIES = 64  # rows of a backward tile
+KEYS = 64  # columns of a backward tile
+WEIGHT_EXPONENT = 14  # of the forward weights, which lie in [0, 1]
+NOTHING: Floats = np.empty((0, 0, 0, 0), np.float32)  # stands for attention weights that are not stored
+PADDING = 16  # words between rows of left operands, so that they do not fall on the same cache set
+
+
+# --- quantising one head --------------------------------------------------------------------------------------------
+
+
+@device_function
+def _token_exponent(x: Floats, t: Scalar, at: Scalar, width: Scalar, flag: Longs, slot: Scalar) -> Scalar:
+    """Exponent of x[t, at:at+width], ZERO_ROW if that is all zero; sets flag[slot] if it is not finite."""
+    top = np.int32(0)
+    for d in range(width):
+        top = max(top, magnitude_bits(x[t, at + d]))
+    if top >= INFINITY_BITS:
+        flag[slot] = 1
+        return np.int64(ZERO_ROW)
+    if top == np.int32(0):
+        return np.int64(ZERO_ROW)
+    return exponent_for(float32_of_bits(top))
+
+
+@device_function
+def _factor_of(exponent: Scalar) -> Scalar:
+    """2**exponent, or 0 for ZERO_ROW."""
+    return np.float64(0.0) if exponent == ZERO_ROW else power_of_two(exponent)
+
+
+@device_function
+def _inverse_of(exponent: Scalar) -> Scalar:
+    """2**-exponent, or 0 for ZERO_ROW."""
+    return np.float64(0.0) if exponent == ZERO_ROW else power_of_two(-exponent)
+
+
+@device_function
+def _quantise_left(
+    x: Floats, at: Scalar, width: Scalar, left: Words, exponents: Longs, flag: Longs, slot: Scalar
+) -> None:
+    """Tokens as rows of a left operand: left [>= T, >= width]; exponents [T]."""
+    for t in range(x.shape[0]):
+        s = _token_exponent(x, t, at, width, flag, slot)
+        exponents[t] = s
+        factor = _factor_of(s)
+        for d in range(width):
+            left[t, d] = left_word(integer_of(x[t, at + d], factor))
+
+
+@device_function
+def _quantise_columns(
+    x: Floats, at: Scalar, width: Scalar, panels: Words, exponents: Longs, flag: Longs, slot: Scalar
+) -> None:
+    """Tokens as columns of a right operand of depth `width`: panels [>= T/32, width, 32]; exponents [T]."""
+    tokens = x.shape[0]
+    for t in range(tokens):
+        s = _token_exponent(x, t, at, width, flag, slot)
+        exponents[t] = s
+        factor = _factor_of(s)
+        for d in range(width):
+            panels[t // TILE_COLUMNS, d, t % TILE_COLUMNS] = right_word(integer_of(x[t, at + d], factor))
+    for t in range(tokens, -(-tokens // TILE_COLUMNS) * TILE_COLUMNS):
+        for d in range(width):
+            panels[t // TILE_COLUMNS, d, t % TILE_COLUMNS] = 0
+
+
+@device_function
+def _quantise_depth(x: Floats, at: Scalar, width: Scalar, panels: Words, exponents: Longs) -> None:
+    """Tokens along the depth of a right operand with `width` columns: panels [width/32, T, 32]; exponents given."""
+    for t in range(x.shape[0]):
+        factor = _factor_of(exponents[t])
+        for p in range(panels.shape[0]):
+            columns = min(TILE_COLUMNS, width - p * TILE_COLUMNS)
+            for j in range(columns):
+                panels[p, t, j] = right_word(integer_of(x[t, at + p * TILE_COLUMNS + j], factor))
+            for j in range(columns, TILE_COLUMNS):
+                panels[p, t, j] = 0
+
+
+@device_function
+def _keep_row(
+    keep: Floats,
+    count: Scalar,
+    base: Scalar,
+    key_low: Scalar,
+    key_high: Scalar,
+    step: Scalar,
+    site: Scalar,
+    threshold: Scalar,
+    factor: Scalar,
+) -> None:
+    """keep[j] = factor where element base + j is kept, else 0, for j < count."""
+    zero = np.float32(0.0)
+    for group in range(base // 4, (base + count + 3) // 4):
+        words = random_words4(key_low, key_high, step, site, group)
+        start = 4 * group - base
+        for j in range(4):
+            if 0 <= start + j < count:
+                keep[start + j] = factor if words[j] >= threshold else zero
+
+
+# --- forward --------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def k_attn_fwd(
+    qkv: Floats,
+    heads: Scalar,
+    context: Scalar,
+    first_row: Scalar,
+    first: Scalar,
+    last: Scalar,
+    scale: Scalar,
+    key_low: Scalar,
+    key_high: Scalar,
+    step: Scalar,
+    site: Scalar,
+    threshold: Scalar,
+    factor: Scalar,
+    out: Floats,
+    maxima: Floats,
+    normalisers: Floats,
+    stored: Floats,
+    left: Words,
+    k_panels: Words,
+    v_panels: Words,
+    exponents: Longs,
+    scores: Floats,
+    weights: Words,
+    keep: Floats,
+    inverses: Doubles,
+    tile: Words,
+    wide: Doubles,
+    flag: Longs,
+    slot: Scalar,
+) -> None:
+    """Heads first..last of all (sequence, head) pairs; qkv [B, T, 3*H*D], out [B, T, H*D], maxima and normalisers
+    [B, H, T], stored [B, H, T, T] or of size 0. `context` and `first_row` address the dropout mask. The rest is
+    scratch of one thread, see Attention.forward_work.
+    """
+    tokens = qkv.shape[1]
+    width = qkv.shape[2] // (3 * heads)
+    inner = heads * width
+    flat_left = left.reshape(left.size)
+    flat_weights = weights.reshape(weights.size)
+    stride = left.shape[1]
+    weight_stride = weights.shape[1]
+    sq, sk, sv, s0 = exponents[0], exponents[1], exponents[2], exponents[3]
+    k_inverse, v_inverse = inverses[0], inverses[1]
+    for head in range(first, last):
+        b = head // heads
+        h = head % heads
+        x = qkv[b]
+        _quantise_left(x, h * width, width, left, sq, flag, slot)
+        _quantise_columns(x, inner + h * width, width, k_panels, sk, flag, slot)
+        for t in range(tokens):
+            sv[t] = _token_exponent(x, t, 2 * inner + h * width, width, flag, slot)
+            s0[t] = min(sv[t], s0[t - 1]) if t else sv[t]
+            k_inverse[t] = _inverse_of(sk[t]) * np.float64(256.0)
+            v_inverse[t] = _inverse_of(sv[t])
+        _quantise_depth(x, 2 * inner + h * width, width, v_panels, sv)
+        for i0 in range(0, tokens, TILE_ROWS):
+            rows = min(TILE_ROWS, tokens - i0)
+            visible = i0 + rows
+            for p in range(-(-visible // TILE_COLUMNS)):
+                multiply_tile(
+                    flat_left[i0 * stride :].ctypes.data,
+                    stride,
+                    1,
+                    k_panels[p].ctypes.data,
+                    width,
+                    tile.ctypes.data,
+                )
+                for i in range(rows):
+                    q_inverse = _inverse_of(sq[i0 + i])
+                    for j in range(TILE_COLUMNS):
+                        c = p * TILE_COLUMNS + j
+                        scores[i, c] = np.float32(np.float64(tile[i, j]) * q_inverse * k_inverse[c]) * scale
+            for i in range(rows):
+                query = i0 + i
+                m = scores[i, 0]
+                for j in range(1, query + 1):
+                    m = max(m, scores[i, j])
+                if magnitude_bits(m) >= INFINITY_BITS:
+                    flag[slot] = 1
+                    m = np.float32(0.0)
+                total = np.int64(0)
+                for j in range(query + 1):
+                    e = exp32(min(scores[i, j] - m, np.float32(0.0)))
+                    scores[i, j] = e
+                    total += sum_integer(e, np.float64(1073741824.0))
+                least = s0[query] if s0[query] != ZERO_ROW else np.int64(0)
+                up = power_of_two(least + WEIGHT_EXPONENT)
+                for j in range(query + 1):
+                    weights[i, j] = left_word(integer_of(scores[i, j], up * v_inverse[j]))
+                for j in range(query + 1, visible):
+                    weights[i, j] = 0
+                if threshold:
+                    base = ((np.int64(first_row + b) * heads + h) * context + query) * context
+                    _keep_row(
+                        keep, query + 1, base, key_low, key_high, step, site, threshold, factor
+                    )
+                    for j in range(query + 1):
+                        if keep[j] == np.float32(0.0):
+                            weights[i, j] = 0
+                if stored.size:
+                    for j in range(query + 1):
+                        stored[b, h, query, j] = scores[i, j]
+                maxima[b, h, query] = m
+                normalisers[b, h, query] = np.float32(np.float64(total) * power_of_two(-30))
+            for p in range(v_panels.shape[0]):
+                multiply_block(
+                    flat_weights, weight_stride, 1, 0, v_panels[p], visible, tile, wide
+                )
+                columns = min(TILE_COLUMNS, width - p * TILE_COLUMNS)
+                for i in range(rows):
+                    query = i0 + i
+                    least = s0[query] if s0[query] != ZERO_ROW else np.int64(0)
+                    down = power_of_two(8 - WEIGHT_EXPONENT - least)
+                    normaliser = normalisers[b, h, query]
+                    at = h * width + p * TILE_COLUMNS
+                    for j in range(columns):
+                        o = np.float32(wide[i, j] * down) / normaliser
+                        out[b, query, at + j] = o * factor if threshold else o
+
+
+# --- backward -------------------------------------------------------------------------------------------------------
+
+
+@device_function
+def _least(exponents: Longs, start: Scalar, count: Scalar) -> Scalar:
+    """The least exponent of the tokens that are not all zero; 0 if all are."""
+    least = np.int64(ZERO_ROW)
+    for t in range(start, start + count):
+        least = min(least, exponents[t])
+    return least if least != ZERO_ROW else np.int64(0)
+
+
+@device_function
+def _fold_factor(least: Scalar, exponent: Scalar) -> Scalar:
+    """2**(least - exponent) as fp32; 0 where that is below 2**-126 or the token is all zero."""
+    if exponent == ZERO_ROW or least - exponent < -126:
+        return np.float32(0.0)
+    return np.float32(power_of_two(least - exponent))
+
+
+@device_function
+def _left_columns(
+    x: Floats, rows: Scalar, columns: Scalar, words: Words, tops: Words, factors: Doubles, scales: Doubles
+) -> None:
+    """Quantise x [rows, columns] with one exponent per column; scales[j] = 2**(8 - s_j). Columns up to a multiple of
+    TILE_ROWS are set to zero words."""
+    for j in range(columns):
+        tops[j] = 0
+    for i in range(rows):
+        for j in range(columns):
+            tops[j] = max(tops[j], magnitude_bits(x[i, j]))
+    for j in range(columns):
+        s = exponent_for(float32_of_bits(tops[j]))
+        factors[j] = power_of_two(s)
+        scales[j] = power_of_two(8 - s)
+    for i in range(rows):
+        for j in range(columns):
+            words[i, j] = left_word(integer_of(x[i, j], factors[j]))
+        for j in range(columns, KEYS):
+            words[i, j] = 0
+
+
+@device_function
+def _left_rows(x: Floats, rows: Scalar, columns: Scalar, words: Words, scales: Doubles) -> None:
+    """Quantise x [rows, columns] with one exponent per row; scales[i] = 2**(8 - s_i)."""
+    for i in range(rows):
+        top = np.int32(0)
+        for j in range(columns):
+            top = max(top, magnitude_bits(x[i, j]))
+        s = exponent_for(float32_of_bits(top))
+        factor = power_of_two(s)
+        scales[i] = power_of_two(8 - s)
+        for j in range(columns):
+            words[i, j] = left_word(integer_of(x[i, j], factor))
+
+
+@device_function
+def _add_product(
+    words: Words,
+    row_stride: Scalar,
+    depth_stride: Scalar,
+    rows: Scalar,
+    panels: Words,
+    start: Scalar,
+    depth: Scalar,
+    scales: Doubles,
+    least: Scalar,
+    gradient: Floats,
+    first: Scalar,
+    at: Scalar,
+    width: Scalar,
+    tile: Words,
+) -> None:
+    """gradient[first + r, at + d] += fp32(P/256 * scales[r] * 2**-least), over `depth` tokens from `start`."""
+    flat = words.reshape(words.size)
+    down = power_of_two(-least)
+    for p in range(panels.shape[0]):
+        columns = min(TILE_COLUMNS, width - p * TILE_COLUMNS)
+        for r0 in range(0, rows, TILE_ROWS):
+            multiply_tile(
+                flat[r0 * row_stride :].ctypes.data,
+                row_stride,
+                depth_stride,
+                panels[p, start:].ctypes.data,
+                depth,
+                tile.ctypes.data,
+            )
+            for r in range(min(TILE_ROWS, rows - r0)):
+                scale = scales[r0 + r] * down
+                for j in range(columns):
+                    gradient[first + r0 + r, at + p * TILE_COLUMNS + j] += np.float32(
+                        np.float64(tile[r, j]) * scale
+                    )
+
+
+@kernel
+def k_attn_bwd(
+    qkv: Floats,
+    heads: Scalar,
+    context: Scalar,
+    first_row: Scalar,
+    first: Scalar,
+    last: Scalar,
+    scale: Scalar,
+    key_low: Scalar,
+    key_high: Scalar,
+    step: Scalar,
+    site: Scalar,
+    threshold: Scalar,
+    factor: Scalar,
+    out: Floats,
+    maxima: Floats,
+    normalisers: Floats,
+    stored: Floats,
+    dout: Floats,
+    dqkv: Floats,
+    lefts: Words,
+    columns: Words,
+    depths: Words,
+    exponents: Longs,
+    delta: Floats,
+    lanes: Floats,
+    tiles: Floats,
+    words: Words,
+    tops: Words,
+    doubles: Doubles,
+    keep: Floats,
+    tile: Words,
+    flag: Longs,
+    slot: Scalar,
+) -> None:
+    """Heads first..last; arrays as in k_attn_fwd, dout like out, dqkv like qkv. The rest is scratch of one thread, see
+    Attention.backward_work.
+    """
+    tokens = qkv.shape[1]
+    width = qkv.shape[2] // (3 * heads)
+    inner = heads * width
+    stride = lefts.shape[2]
+    q_left, do_left = lefts[0], lefts[1]
+    k_columns, v_columns = columns[0], columns[1]
+    q_depth, k_depth, do_depth = depths[0], depths[1], depths[2]
+    sq, sk, sv, sdo = exponents[0], exponents[1], exponents[2], exponents[3]
+    x_v, x_k, x_q = tiles[0], tiles[1], tiles[2]
+    factors, scales = doubles[0], doubles[1]
+    flat_q = q_left.reshape(q_left.size)
+    flat_do = do_left.reshape(do_left.size)
+    for head in range(first, last):
+        b = head // heads
+        h = head % heads
+        x = qkv[b]
+        dx = dqkv[b]
+        dy = dout[b]
+        at_q, at_k, at_v = h * width, inner + h * width, 2 * inner + h * width
+        _quantise_left(x, at_q, width, q_left, sq, flag, slot)
+        _quantise_depth(x, at_q, width, q_depth, sq)
+        _quantise_columns(x, at_k, width, k_columns, sk, flag, slot)
+        _quantise_depth(x, at_k, width, k_depth, sk)
+        _quantise_columns(x, at_v, width, v_columns, sv, flag, slot)
+        _quantise_left(dy, at_q, width, do_left, sdo, flag, slot)
+        _quantise_depth(dy, at_q, width, do_depth, sdo)
+        for t in range(tokens):
+            lanes[:] = np.float32(0.0)
+            for start in range(0, width, SUM_LANES):
+                for j in range(min(SUM_LANES, width - start)):
+                    lanes[j] += dy[t, at_q + start + j] * out[b, t, at_q + start + j]
+            delta[t] = lanes_total(lanes)
+            for d in range(width):
+                dx[t, at_q + d] = np.float32(0.0)
+                dx[t, at_k + d] = np.float32(0.0)
+                dx[t, at_v + d] = np.float32(0.0)
+        for i0 in range(0, tokens, QUERIES):
+            rows = min(QUERIES, tokens - i0)
+            least_do = _least(sdo, i0, rows)
+            least_q = _least(sq, i0, rows)
+            for j0 in range(0, i0 + 1, KEYS):
+                cols = min(KEYS, tokens - j0)
+                least_k = _least(sk, j0, cols)
+                # Scores in x_q and their gradients in x_k, tile by tile of the microkernel.
+                for r0 in range(0, rows, TILE_ROWS):
+                    for c0 in range(0, cols, TILE_COLUMNS):
+                        part = min(TILE_COLUMNS, cols - c0)
+                        panel = (j0 + c0) // TILE_COLUMNS
+                        if not stored.size:
+                            multiply_tile(
+                                flat_q[(i0 + r0) * stride :].ctypes.data,
+                                stride,
+                                1,
+                                k_columns[panel].ctypes.data,
+                                width,
+                                tile.ctypes.data,
+                            )
+                            for r in range(min(TILE_ROWS, rows - r0)):
+                                up = _inverse_of(sq[i0 + r0 + r]) * np.float64(256.0)
+                                for c in range(part):
+                                    x_q[r0 + r, c0 + c] = (
+                                        np.float32(
+                                            np.float64(tile[r, c]) * up * _inverse_of(sk[j0 + c0 + c])
+                                        )
+                                        * scale
+                                    )
+                        multiply_tile(
+                            flat_do[(i0 + r0) * stride :].ctypes.data,
+                            stride,
+                            1,
+                            v_columns[panel].ctypes.data,
+                            width,
+                            tile.ctypes.data,
+                        )
+                        for r in range(min(TILE_ROWS, rows - r0)):
+                            up = _inverse_of(sdo[i0 + r0 + r]) * np.float64(256.0)
+                            for c in range(part):
+                                x_k[r0 + r, c0 + c] = np.float32(
+                                    np.float64(tile[r, c]) * up * _inverse_of(sv[j0 + c0 + c])
+                                )
+                for r in range(rows):
+                    query = i0 + r
+                    seen = min(cols, query + 1 - j0)
+                    inverse = np.float32(1.0) / normalisers[b, h, query]
+                    m = maxima[b, h, query]
+                    fold_v = _fold_factor(least_do, sdo[query])
+                    fold_k = _fold_factor(least_q, sq[query])
+                    if stored.size:
+                        for c in range(seen):
+                            x_q[r, c] = stored[b, h, query, j0 + c]
+                    else:
+                        for c in range(seen):
+                            x_q[r, c] = exp32(min(x_q[r, c] - m, np.float32(0.0)))
+                    if threshold:
+                        base = ((np.int64(first_row + b) * heads + h) * context + query) * context
+                        _keep_row(
+                            keep, seen, base + j0, key_low, key_high, step, site, threshold, factor
+                        )
+                        for c in range(seen):
+                            a = x_q[r, c] * inverse
+                            e = a * (x_k[r, c] * keep[c] - delta[query]) * scale
+                            x_v[r, c] = a * keep[c] * fold_v
+                            x_k[r, c] = e * fold_k
+                            x_q[r, c] = e
+                    else:
+                        for c in range(seen):
+                            a = x_q[r, c] * inverse
+                            e = a * (x_k[r, c] - delta[query]) * scale
+                            x_v[r, c] = a * fold_v
+                            x_k[r, c] = e * fold_k
+                            x_q[r, c] = e
+                    for c in range(seen, cols):
+                        x_v[r, c] = np.float32(0.0)
+                        x_k[r, c] = np.float32(0.0)
+                        x_q[r, c] = np.float32(0.0)
+                for c in range(cols):
+                    keep[c] = _fold_factor(least_k, sk[j0 + c])
+                for r in range(rows):
+                    for c in range(cols):
+                        if magnitude_bits(x_q[r, c]) >= INFINITY_BITS:
+                            flag[slot] = 1
+                            x_q[r, c] = np.float32(0.0)
+                            x_k[r, c] = np.float32(0.0)
+                            x_v[r, c] = np.float32(0.0)
+                        x_q[r, c] *= keep[c]
+                _left_columns(x_v, rows, cols, words, tops, factors, scales)
+                _add_product(
+                    words, 1, KEYS, cols, do_depth, i0, rows, scales, least_do, dx, j0, at_v, width, tile
+                )
+                _left_columns(x_k, rows, cols, words, tops, factors, scales)
+                _add_product(
+                    words, 1, KEYS, cols, q_depth, i0, rows, scales, least_q, dx, j0, at_k, width, tile
+                )
+                _left_rows(x_q, rows, cols, words, scales)
+                _add_product(
+                    words, KEYS, 1, rows, k_depth, j0, cols, scales, least_k, dx, i0, at_q, width, tile
+                )
+
+
+# --- the operation --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Operation):
+    """Input qkv [B, T, 3*H*D], outputs y [B, T, H*D], maxima and normalisers [B, H, T], and if `stored` weights
+    [B, H, T, T]. `site` addresses the dropout mask."""
+
+    heads: int
+    width: int  # of one head
+    context: int
+    probability: float
+    site: int
+    stored: bool
+
+    kind: ClassVar[str] = "attention"
+    kept: ClassVar[frozenset[str]] = frozenset({"qkv", "y", "maxima", "normalisers", "weights"})
+    constant: ClassVar[frozenset[str]] = frozenset({"maxima", "normalisers", "weights"})
+
+    def infer(self, types: Mapping[str, TensorType]) -> dict[str, TensorType]:
+        qkv = types["qkv"]
+        inner = self.heads * self.width
+        if qkv.shape[-1] != 3 * inner:
+            raise SpecError(f"{self.name} expects q, k and v of width {3 * inner} in all, found {qkv}")
+        b, t, _ = qkv.shape
+        per_token = TensorType((b, self.heads, t))
+        outputs = {"y": TensorType((b, t, inner)), "maxima": per_token, "normalisers": per_token}
+        if self.stored:
+            outputs["weights"] = TensorType((b, self.heads, t, t))
+        return outputs
+
+    def _padded(self, sizes: Sizes) -> tuple[int, int, int, int]:
+        """Tokens padded to tile rows, panels over tokens, panels over the head, tokens padded to panels."""
+        rows = -(-sizes.context // TILE_ROWS) * TILE_ROWS
+        token_panels = -(-sizes.context // TILE_COLUMNS)
+        return rows, token_panels, -(-self.width // TILE_COLUMNS), token_panels * TILE_COLUMNS
+
+    def forward_work(self, sizes: Sizes, tier: str) -> dict[str, BufferType]:
+        rows, token_panels, head_panels, tokens = self._padded(sizes)
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "left": ((rows, self.width + PADDING), "int32"),
+            "k_panels": ((token_panels, self.width, TILE_COLUMNS), "int32"),
+            "v_panels": ((head_panels, sizes.context, TILE_COLUMNS), "int32"),
+            "exponents": ((4, sizes.context), "int64"),
+            "scores": ((TILE_ROWS, tokens), "float32"),
+            "token_weights": ((TILE_ROWS, tokens + PADDING), "int32"),
+            "keep": ((tokens,), "float32"),
+            "inverses": ((2, tokens), "float64"),
+            "tile": ((TILE_ROWS, TILE_COLUMNS), "int32"),
+            "wide": ((TILE_ROWS, TILE_COLUMNS), "float64"),
+        }
+        return {r: BufferType((sizes.threads, *s), d) for r, (s, d) in shapes.items()}
+
+    def backward_work(self, sizes: Sizes, tier: str) -> dict[str, BufferType]:
+        rows, token_panels, head_panels, _ = self._padded(sizes)
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "lefts": ((2, rows, self.width + PADDING), "int32"),
+            "columns": ((2, token_panels, self.width, TILE_COLUMNS), "int32"),
+            "depths": ((3, head_panels, sizes.context, TILE_COLUMNS), "int32"),
+            "exponents": ((4, sizes.context), "int64"),
+            "delta": ((sizes.context,), "float32"),
+            "lanes": ((SUM_LANES,), "float32"),
+            "tiles": ((3, QUERIES, KEYS), "float32"),
+            "words": ((QUERIES, KEYS), "int32"),
+            "tops": ((KEYS,), "int32"),
+            "doubles": ((2, max(KEYS, QUERIES)), "float64"),
+            "keep": ((KEYS,), "float32"),
+            "tile": ((TILE_ROWS, TILE_COLUMNS), "int32"),
+        }
+        return {r: BufferType((sizes.threads, *s), d) for r, (s, d) in shapes.items()}
+
+    def _head_tasks(self, run: Execution, function: Callable[..., None], arrays: list[Array], work: list[str]) -> list[Task]:
+        """Tasks over all (sequence, head) pairs; each thread has its own slice of the scratch buffers."""
+        qkv = run.tensor(self.inputs["qkv"])
+        scale = np.float32(1.0 / sqrt(self.width))
+        mask = Mask.of(run, self.probability, self.site)
+        stored = run.tensor(self.outputs["weights"]) if self.stored else NOTHING
+        results = [run.tensor(self.outputs[r]) for r in ("y", "maxima", "normalisers")]
+        scratch = [run.work(self.name, role) for role in work]
+        return [
+            (
+                function,
+                (qkv, self.heads, self.context, run.first_row, a, b, scale, *mask.arguments)
+                + (*results, stored, *arrays, *(s[i] for s in scratch), run.flags, self.index),
+            )
+            for i, (a, b) in enumerate(run.team.ranges(len(qkv) * self.heads))
+        ]
+
+    def forward(self, run: Execution) -> None:
+        work = list(self.forward_work(run.sizes, run.tier))
+        run.team.run(self._head_tasks(run, k_attn_fwd, [], work))
+
+    def backward(self, run: Execution) -> None:
+        gradients = [run.gradient(self.outputs["y"]), run.gradient(self.inputs["qkv"])]
+        work = list(self.backward_work(run.sizes, run.tier))
+        run.team.run(self._head_tasks(run, k_attn_bwd, gradients, work))

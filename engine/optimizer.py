@@ -1,0 +1,141 @@
+"""AdamW (Loshchilov & Hutter 2019), the global gradient norm, and the tree that joins shard gradients.
+
+    g' = g * clip,  clip = 1 or fp32(clip_norm / norm)
+    m' = beta1*m + (1 - beta1)*g',  v' = beta2*v + (1 - beta2)*(g'*g')
+    w' = w*decay - rate * ((m'/correction1) / (sqrt(v'/correction2) + epsilon))
+
+decay = fp32(1 - rate*weight_decay) for the kinds of parameter that are decayed, else 1. Every operation is one fp32
+rounding, in the order written. Departure from the paper: the decay is multiplied in, so that it is one rounding.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.digest import Sums, mix, second
+from engine.numerics.bits import bits_of_float32
+from engine.numerics.jit import kernel
+from engine.numerics.sums import SUM_LANES, lanes_total
+from engine.numerics.types import Doubles, Floats, Scalar
+from engine.schedule import StepValues
+from engine.spec import TrainSpec
+
+NORM_CHUNK = 4096  # elements whose squares one partial sum adds up; part of the definition
+
+
+@kernel
+def k_add_gradients(a: Floats, b: Floats, first: Scalar, last: Scalar) -> None:
+    """a += b on flat arrays: one node of the tree over shards."""
+    for i in range(first, last):
+        a[i] += b[i]
+
+
+@kernel
+def k_grad_norm_partial(g: Floats, first: Scalar, last: Scalar, partial: Doubles, lanes: Doubles) -> None:
+    """partial[c] = ordered float64 sum of squares of chunk c of the flat gradient, for chunks first..last."""
+    for c in range(first, last):
+        lanes[:] = 0.0
+        end = min((c + 1) * NORM_CHUNK, g.size)
+        for start in range(c * NORM_CHUNK, end, SUM_LANES):
+            for j in range(min(SUM_LANES, end - start)):
+                x = np.float64(g[start + j])
+                lanes[j] += x * x
+        partial[c] = lanes_total(lanes)
+
+
+@kernel
+def k_grad_norm_final(partial: Doubles, lanes: Doubles) -> float:
+    """Square root of the ordered sum of the partial sums."""
+    lanes[:] = 0.0
+    for start in range(0, partial.size, SUM_LANES):
+        for j in range(min(SUM_LANES, partial.size - start)):
+            lanes[j] += partial[start + j]
+    return np.sqrt(lanes_total(lanes))  # type: ignore[no-any-return]
+
+
+@kernel
+def k_adamw(
+    w: Floats,
+    g: Floats,
+    m: Floats,
+    v: Floats,
+    first: Scalar,
+    last: Scalar,
+    clip: Scalar,
+    beta1: Scalar,
+    rest1: Scalar,
+    beta2: Scalar,
+    rest2: Scalar,
+    correction1: Scalar,
+    correction2: Scalar,
+    epsilon: Scalar,
+    rate: Scalar,
+    decay: Scalar,
+    sums: Sums,
+) -> None:
+    """Update elements first..last of one parameter's flat w, m, v; sums [3, 2] gets their part of the step digest."""
+    a0, b0 = np.uint64(0), np.uint64(0)
+    a1, b1 = np.uint64(0), np.uint64(0)
+    a2, b2 = np.uint64(0), np.uint64(0)
+    for i in range(first, last):
+        x = g[i] * clip
+        mi = beta1 * m[i] + rest1 * x
+        vi = beta2 * v[i] + rest2 * (x * x)
+        wi = w[i] * decay - rate * ((mi / correction1) / (np.sqrt(vi / correction2) + epsilon))
+        w[i] = wi
+        m[i] = mi
+        v[i] = vi
+        z = mix(i, bits_of_float32(wi))
+        a0 += z
+        b0 += second(z)
+        z = mix(i, bits_of_float32(mi))
+        a1 += z
+        b1 += second(z)
+        z = mix(i, bits_of_float32(vi))
+        a2 += z
+        b2 += second(z)
+    sums[0, 0] = a0
+    sums[0, 1] = b0
+    sums[1, 0] = a1
+    sums[1, 1] = b1
+    sums[2, 0] = a2
+    sums[2, 1] = b2
+
+
+@dataclass(frozen=True)
+class AdamWConstants:
+    """The recipe's constants as the fp32 numbers that k_adamw takes."""
+
+    beta1: np.float32
+    rest1: np.float32
+    beta2: np.float32
+    rest2: np.float32
+    epsilon: np.float32
+
+    @classmethod
+    def of(cls, train: TrainSpec) -> "AdamWConstants":
+        return cls(
+            np.float32(train.beta1),
+            np.float32(1.0 - train.beta1),
+            np.float32(train.beta2),
+            np.float32(1.0 - train.beta2),
+            np.float32(train.epsilon),
+        )
+
+    def arguments(self, clip: np.float32, values: StepValues, decayed: bool) -> tuple[np.float32, ...]:
+        """The scalar arguments of k_adamw from `clip` to `decay`."""
+        decay = values.decay if decayed else np.float32(1.0)
+        return (clip, self.beta1, self.rest1, self.beta2, self.rest2) + (
+            values.correction1,
+            values.correction2,
+            self.epsilon,
+            values.learning_rate,
+            decay,
+        )
+
+
+def clip_factor(norm: float, clip_norm: float) -> np.float32:
+    """What gradients are multiplied by so that their global norm is at most clip_norm (0: no limit)."""
+    if clip_norm == 0.0 or norm <= clip_norm:
+        return np.float32(1.0)
+    return np.float32(clip_norm / norm)

@@ -1,0 +1,223 @@
+"""Every buffer a training run needs, with its size, lifetime and offset in one arena. Nothing is allocated beside it.
+
+Time is counted in program steps: forward operation i runs at time i, backward step k at time F + k. Buffers that live
+at overlapping times get disjoint places; others may share. What lasts through the whole run (weights, moments, gradient
+sets, the copy that is saved) lives from the first to the last time.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.errors import PlanRefused
+from engine.operations.base import BufferType, Sizes
+from engine.program import Parameter, Program
+from engine.spec import TrainSpec
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+Category = Literal["weights", "moments", "gradients", "derived", "activations", "attention", "workspace", "saving"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A place in the arena. `first` and `last` are the times at which it is live."""
+
+    name: str
+    type: BufferType
+    category: Category
+    first: int
+    last: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All buffers, the size of the arena in bytes, and the flat layout of the parameters."""
+
+    buffers: dict[str, Buffer]
+    arena_bytes: int
+    sizes: Sizes
+    tier: str
+    gradient_sets: int
+    places: dict[str, int]  # parameter -> first element in the flat arrays
+    flat_elements: int
+
+    def totals(self) -> dict[str, int]:
+        """Bytes by category, counting every buffer, shared place or not."""
+        sums: dict[str, int] = {}
+        for buffer in self.buffers.values():
+            sums[buffer.category] = sums.get(buffer.category, 0) + buffer.type.bytes
+        return sums
+
+    def check_fits(self, available: int, what: str) -> None:
+        """Raise PlanRefused unless the arena fits into `available` bytes of `what`."""
+        if self.arena_bytes > available:
+            largest = sorted(self.totals().items(), key=lambda item: -item[1])[:3]
+            items = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in largest)
+            raise PlanRefused(
+                f"the plan needs {self.arena_bytes / 2**20:,.0f} MiB, {what} has {available / 2**20:,.0f} MiB. "
+                f"Largest: {items}. Use a smaller batch per shard (more train.shards), a shorter "
+                "model.context or a smaller model"
+            )
+
+
+def gradient_sets(shards: int) -> int:
+    """Sets of gradient buffers that the binary tree over shards needs: ceil(log2 S) + 1."""
+    return (shards - 1).bit_length() + 1
+
+
+def gradient_name(tensor: str) -> str:
+    return f"d({tensor})"
+
+
+def flat_layout(parameters: Iterable[Parameter]) -> tuple[dict[str, int], int]:
+    """First element of each parameter in the flat arrays, each on its own cache line, and the elements in all."""
+    places = {}
+    end = 0
+    for parameter in parameters:
+        places[parameter.name] = end
+        size = BufferType(parameter.shape, "uint8").bytes
+        end += -(-size // 16) * 16
+    return places, end
+
+
+class _Storage:
+    """One place that one or more buffers name, live from `first` to `last`."""
+
+    def __init__(self, size: int, first: int, last: int) -> None:
+        self.size = size
+        self.first = first
+        self.last = last
+        self.offset = 0
+
+
+class _Planner:
+    def __init__(self, program: Program, sizes: Sizes, tier: str) -> None:
+        self.program = program
+        self.sizes = sizes
+        self.tier = tier
+        self.end = 2 * len(program.operations) - 1
+        self.named: dict[str, tuple[BufferType, Category, _Storage]] = {}
+
+    def add(self, name: str, type: BufferType, category: Category, first: int, last: int) -> None:
+        self.named[name] = (type, category, _Storage(type.bytes, first, last))
+
+    def always(self, name: str, type: BufferType, category: Category) -> None:
+        self.add(name, type, category, 0, self.end)
+
+    def share(self, name: str, type: BufferType, category: Category, with_name: str, last: int) -> None:
+        """`name` takes over the storage of `with_name`, whose content is no longer needed."""
+        storage = self.named[with_name][2]
+        if storage.size != type.bytes:
+            raise AssertionError(f"{name} cannot take over {with_name}: sizes differ")
+        storage.last = max(storage.last, last)
+        self.named[name] = (type, category, storage)
+
+    def activations(self) -> None:
+        operations = self.program.operations
+        count = len(operations)
+        last_use: dict[str, int] = {}
+        for time, operation in enumerate(operations):
+            for name in operation.inputs.values():
+                last_use[name] = time
+        for k, step in enumerate(self.program.backward):
+            operation = step.operation
+            for role, name in (operation.inputs | operation.outputs).items():  # type: ignore[operator]
+                if role in operation.kept:
+                    last_use[name] = count + k
+        last_use[self.program.losses] = self.end  # read by the trainer after the forward half
+        self.always("ids", self._type("ids"), "activations")
+        self.always("targets", self._type("targets"), "activations")
+        for time, operation in enumerate(operations):
+            for role, name in operation.outputs.items():
+                category: Category = "attention" if role == "weights" else "activations"
+                last = last_use.get(name, time)
+                taken = operation.forward_in_place.get(role)
+                if taken is not None:
+                    self.share(name, self._type(name), category, operation.inputs[taken], last)
+                else:
+                    self.add(name, self._type(name), category, time, last)
+            for role, type in operation.forward_work(self.sizes, self.tier).items():
+                self.add(f"{operation.name}/forward/{role}", type, "workspace", time, time)
+
+    def gradients(self) -> None:
+        count = len(self.program.operations)
+        last_use: dict[str, int] = {}
+        for k, step in enumerate(self.program.backward):
+            for name in step.operation.outputs.values():
+                last_use[name] = count + k
+        for k, step in enumerate(self.program.backward):
+            operation = step.operation
+            time = count + k
+            for role, name in operation.inputs.items():
+                if role in operation.constant or role in step.accumulates:
+                    continue
+                gradient, type = gradient_name(name), self._type(name)
+                taken = operation.backward_in_place.get(role)
+                if taken is not None:
+                    of = gradient_name(operation.outputs[taken])
+                    self.share(gradient, type, "activations", of, last_use[name])
+                elif role == operation.gradient_over_input:
+                    self.share(gradient, type, "activations", name, last_use[name])
+                else:
+                    self.add(gradient, type, "activations", time, last_use[name])
+            for role, type in operation.backward_work(self.sizes, self.tier).items():
+                self.add(f"{operation.name}/backward/{role}", type, "workspace", time, time)
+
+    def derived(self) -> None:
+        for operation in self.program.operations:
+            for role, type in operation.derived(self.tier).items():
+                self.always(f"{operation.name}/derived/{role}", type, "derived")
+
+    def _type(self, name: str) -> BufferType:
+        tensor = self.program.tensors[name]
+        return BufferType(tensor.at(self.sizes), tensor.dtype)
+
+
+def make_plan(program: Program, train: TrainSpec, tier: str, threads: int) -> Plan:
+    """Lay out all buffers for one shard of `train.batch / train.shards` rows."""
+    sizes = Sizes(
+        batch=train.batch // train.shards, context=program.spec.context, threads=threads
+    )
+    planner = _Planner(program, sizes, tier)
+    places, elements = flat_layout(program.parameters)
+    flat = BufferType((elements,), "float32")
+    planner.always("weights", flat, "weights")
+    for name in ("m", "v"):
+        planner.always(name, flat, "moments")
+    sets = gradient_sets(train.shards)
+    for number in range(sets):
+        planner.always(f"gradients{number}", flat, "gradients")
+    for name in ("weights", "m", "v"):
+        planner.always(f"saved/{name}", flat, "saving")
+    planner.activations()
+    planner.gradients()
+    planner.derived()
+    arena = _place([storage for _, _, storage in planner.named.values()])
+    buffers = {
+        name: Buffer(name, type, category, storage.first, storage.last, storage.offset)
+        for name, (type, category, storage) in planner.named.items()
+    }
+    return Plan(buffers, arena, sizes, tier, sets, places, elements)
+
+
+def _place(storages: list[_Storage]) -> int:
+    """Give each storage an offset: the largest first, each at the lowest place free during its life."""
+    placed: list[_Storage] = []
+    total = 0
+    distinct = list(dict.fromkeys(storages))
+    for storage in sorted(distinct, key=lambda s: (-(s.last - s.first), -s.size)):
+        size = -(-storage.size // ALIGNMENT) * ALIGNMENT
+        neighbours = sorted(
+            (p for p in placed if p.first <= storage.last and storage.first <= p.last),
+            key=lambda p: p.offset,
+        )
+        offset = 0
+        for other in neighbours:
+            if offset + size <= other.offset:
+                break
+            offset = max(offset, other.offset + -(-other.size // ALIGNMENT) * ALIGNMENT)
+        storage.offset = offset
+        total = max(total, offset + size)
+        placed.append(storage)
+    return total

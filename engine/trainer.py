@@ -1,0 +1,184 @@
+"""The training loop's one step, evaluation and sampling, over a backend and two sources of windows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from engine.backends.cpu import CpuBackend
+from engine.digest import step_digest
+from engine.errors import NonFinite, StateMismatch
+from engine.initial import fill_initial
+from engine.numerics.types import Array, Words
+from engine.plan import Plan, make_plan
+from engine.program import build_program
+from engine.schedule import step_values
+from engine.spec import ModelSpec, Tier, TrainSpec
+
+DIGEST_BYTES = 32
+LOSS_UNIT = 2.0**-30  # nats; losses are added up as integers of this unit
+STATE_ARRAYS = ("weights", "m", "v")
+
+
+class BatchSource(Protocol):
+    """Training batches, a function of the step."""
+
+    def fill(self, step: int, inputs: Words, targets: Words) -> None: ...
+
+
+class WindowSource(Protocol):
+    """A list of held-out windows."""
+
+    count: int
+
+    def fill(self, first: int, inputs: Words, targets: Words) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step did. `step` counts steps done, so the first result has 1; loss in nats per token."""
+
+    step: int
+    loss: np.float32
+    gradient_norm: float
+    learning_rate: np.float32
+    digest: bytes
+
+
+class Trainer:
+    """Trains one model. The state after n steps is a function of the specs, the tier and the batches alone."""
+
+    def __init__(
+        self, model: ModelSpec, train: TrainSpec, tier: Tier, batches: BatchSource, *, threads: int
+    ) -> None:
+        """Plans and allocates; raises PlanRefused if memory does not suffice. Call initialise() or load_state() next."""
+        self.model = model
+        self.train = train
+        self.program = build_program(model)
+        self.plan: Plan = make_plan(self.program, train, tier, threads)
+        self.plan.check_fits(psutil.virtual_memory().available, "this machine")
+        self.backend = CpuBackend(self.program, self.plan, train)
+        self.batches = batches
+        self.step = 0
+        self.losses = np.zeros(train.steps, np.float32)
+        self.digests = np.zeros((train.steps, DIGEST_BYTES), np.uint8)
+        self._inputs = np.zeros((train.batch, model.context), np.int32)
+        self._targets = np.zeros((train.batch, model.context), np.int32)
+
+    def initialise(self) -> None:
+        """Start from initial weights and zero moments, at step 0."""
+        self.step = 0
+        for array in self.backend.flat.values():
+            array[:] = 0
+        for number, parameter in enumerate(self.program.parameters):
+            fill_initial(parameter, number, self.train.seed, self.backend.parameters[parameter.name])
+        self.backend.weights_changed()
+
+    def state(self) -> dict[str, Array]:
+        """The whole state by name, as views that the next step overwrites."""
+        return self._named(self.backend.flat)
+
+    def saved_state(self) -> dict[str, Array]:
+        """A copy of the whole state in the plan's saving buffers; stays as it is until the next call."""
+        self.backend.copy_for_saving()
+        return self._named(self.backend.saved)
+
+    def _named(self, flat: Mapping[str, Array]) -> dict[str, Array]:
+        named: dict[str, Array] = {}
+        for kind in STATE_ARRAYS:
+            for name, view in self.backend.views(flat[kind]).items():
+                named[f"{kind}/{name}"] = view
+        named["history/loss"] = self.losses[: self.step]
+        named["history/digest"] = self.digests[: self.step]
+        return named
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Take up a saved state; raises StateMismatch if anything is missing, left over or of another type."""
+        done = len(state["history/loss"]) if "history/loss" in state else 0
+        if done > self.train.steps:
+            raise StateMismatch(
+                f"the state is at step {done}, the configuration ends at train.steps={self.train.steps}"
+            )
+        self.step = done
+        expected = self.state()
+        missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+        if missing or unknown:
+            raise StateMismatch(
+                f"the state does not belong to this model: missing {missing[:3] or 'nothing'}, "
+                f"not expected {unknown[:3] or 'nothing'}. Use the configuration the state was made with"
+            )
+        for name, target in expected.items():
+            found = state[name]
+            if found.shape != target.shape or found.dtype != target.dtype:
+                raise StateMismatch(
+                    f"{name}: the configuration expects {target.dtype} {list(target.shape)}, "
+                    f"the state has {found.dtype} {list(found.shape)}"
+                )
+            target[...] = found
+        self.backend.weights_changed()
+
+    def train_step(self) -> StepResult:
+        """One optimizer step over a whole batch; raises NonFinite, leaving weights and moments as they were."""
+        if self.step >= self.train.steps:
+            raise AssertionError(f"all {self.train.steps} steps are done")
+        self.batches.fill(self.step, self._inputs, self._targets)
+        gradients, total = self.backend.run_shards(self.step, self._inputs, self._targets)
+        self._check_finite()
+        norm = self.backend.gradient_norm(gradients)
+        if not np.isfinite(norm):
+            raise NonFinite(self._non_finite_gradient(gradients))
+        values = step_values(self.train, self.step)
+        self.backend.update(gradients, norm, values)
+        loss = np.float32(total * LOSS_UNIT / self._inputs.size)
+        self.step += 1
+        digest = step_digest(self.step, loss, self.backend.sums)
+        self.losses[self.step - 1] = loss
+        self.digests[self.step - 1] = np.frombuffer(digest, np.uint8)
+        return StepResult(self.step, loss, norm, values.learning_rate, digest)
+
+    def evaluate(self, windows: WindowSource) -> float:
+        """Mean loss over all windows in nats per token, without dropout."""
+        rows = self.plan.sizes.batch
+        total = 0
+        for first in range(0, windows.count, rows):
+            count = min(rows, windows.count - first)
+            inputs, targets = self._inputs[:count], self._targets[:count]
+            windows.fill(first, inputs, targets)
+            total += self.backend.losses(inputs, targets)
+            self._check_finite()
+        return total * LOSS_UNIT / (windows.count * self.model.context)
+
+    def next_logits(self, tokens: Words) -> npt.NDArray[np.float32]:
+        """Logits [V] of the token after `tokens` (1 to `context` of them); a view, overwritten by the next call."""
+        # Later positions do not move earlier logits, so the row is padded to few different lengths.
+        padded = min(self.model.context, -(-len(tokens) // 32) * 32)
+        ids = np.zeros((1, padded), np.int32)
+        ids[0, : len(tokens)] = tokens
+        logits: npt.NDArray[np.float32] = self.backend.logits(ids)[0, len(tokens) - 1]
+        self._check_finite()
+        return logits
+
+    def _check_finite(self) -> None:
+        bad = np.flatnonzero(self.backend.flags)
+        if len(bad):
+            self.backend.flags[:] = 0
+            name = self.program.operations[bad[0]].name
+            raise NonFinite(
+                f"step {self.step + 1}: a number that is not finite (NaN or infinity) entered {name}. "
+                "Weights and moments are as they were before the step. A lower train.learning_rate or "
+                "a train.clip_norm may help"
+            )
+
+    def _non_finite_gradient(self, gradients: int) -> str:
+        views = self.backend.parameter_gradients[gradients]
+        bad = [name for name, g in views.items() if not np.isfinite(g).all()]
+        return (
+            f"step {self.step + 1}: the gradient of {bad[0] if bad else 'all parameters together'} is not finite. "
+            "Weights and moments are as they were before the step"
+        )
+
+    def close(self) -> None:
+        self.backend.close()
