@@ -52,7 +52,12 @@ class _Chunk:
     content: memoryview
 
 
-def save_bundle(store: Store, tensors: Mapping[str, Array], state: Mapping[str, JSON]) -> str:
+def save_bundle(
+    store: Store,
+    tensors: Mapping[str, Array],
+    state: Mapping[str, JSON],
+    threads: int | None = None,
+) -> str:
     """Saves a bundle durably and returns its hash.
 
     Hold `store.using()` around this call and whatever records the hash, or `gc` may come in
@@ -69,7 +74,9 @@ def save_bundle(store: Store, tensors: Mapping[str, Array], state: Mapping[str, 
             for name in sorted(flat)
             for number, content in enumerate(split(flat[name]))
         ]
-        hashes = parallel(lambda chunk: store.write_object(chunk.content, chunk.width), chunks)
+        hashes = parallel(
+            lambda chunk: store.write_object(chunk.content, chunk.width), chunks, threads
+        )
         by_tensor: dict[str, list[str]] = {name: [] for name in flat}
         for chunk, name in zip(chunks, hashes, strict=True):
             by_tensor[chunk.tensor].append(name)
@@ -176,13 +183,16 @@ def allocate(manifest: Manifest, into: Mapping[str, Array], what: str) -> dict[s
     return tensors
 
 
-def parallel(task: Callable[[Any], _T], items: Iterable[Any]) -> list[_T]:
-    """`task` of every item, in order, on all cores; the first error ends it and is raised.
+def parallel(
+    task: Callable[[Any], _T], items: Iterable[Any], threads: int | None = None
+) -> list[_T]:
+    """`task` of every item, in order; the first error ends it and is raised.
 
-    Hashing, compressing and reading release the interpreter's lock, so threads are enough. One more
-    than there are cores keeps these busy while a thread waits for the disk.
+    Hashing, compressing and reading release the interpreter's lock, so threads are enough. Unless
+    `threads` says how many, there is one more than there are cores, to keep these busy while a
+    thread waits for the disk.
     """
-    with ThreadPoolExecutor((os.cpu_count() or 1) + 1) as pool:
+    with ThreadPoolExecutor(threads or (os.cpu_count() or 1) + 1) as pool:
         futures: list[Future[_T]] = [pool.submit(task, item) for item in items]
         _, pending = wait(futures, return_when=FIRST_EXCEPTION)
         for future in pending:

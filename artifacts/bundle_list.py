@@ -61,8 +61,9 @@ def merge_bundles(before: Mapping[int, str], more: Mapping[int, str], what: str)
         require_hash(bundle, f"{what}: bundle of step {step}")
         if merged.setdefault(step, bundle) != bundle:
             raise RunDiffers(
-                f"{what}: step {step} was saved as bundle {merged[step]} before "
-                f"and is now {bundle}; the same step has to have the same bits: compare both with `reproduce diff`"
+                f"{what}: step {step} was saved as bundle {merged[step]} before and is now "
+                f"{bundle}; the same step has to have the same bits: compare both with "
+                "`reproduce diff`"
             )
     return dict(sorted(merged.items()))
 

@@ -63,3 +63,21 @@ class DamagedBundle(Corrupt):
     def __init__(self, message: str, fallback: tuple[int, str] | None) -> None:
         super().__init__(message)
         self.fallback = fallback
+
+
+class SaveFailed(ArtifactError):
+    """A bundle could not be saved; `cause` says why and lends its exit code, `last` is the newest
+    whole bundle, if any."""
+
+    def __init__(self, cause: BaseException, last: str | None) -> None:
+        if last is None:
+            remedy = "No bundle was saved before."
+        else:
+            remedy = (
+                f"The last whole bundle is {last}: go on from it with `reproduce resume {last}`"
+            )
+        super().__init__(f"saving a bundle failed: {cause}\n{remedy}")
+        # A medium that fails without saying how is as good as damaged.
+        self.exit_code = getattr(cause, "exit_code", Corrupt.exit_code)
+        self.cause = cause
+        self.last = last

@@ -84,6 +84,10 @@ def size_of(descriptor: int) -> int:
     return os.fstat(descriptor).st_size
 
 
+def file_size(path: Path) -> int:
+    return os.lstat(path).st_size
+
+
 def exists(path: Path) -> bool:
     return os.path.lexists(path)
 

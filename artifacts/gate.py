@@ -9,43 +9,60 @@ from artifacts import durable, filesystem
 
 
 class Gate:
-    """The lock file `path`. With `read_only`, `shared` takes the lock if the file is there and goes
-    without otherwise: a store in a folder that nobody can write is not being collected either."""
+    """The lock file `path`.
+
+    With `read_only`, `shared` takes the lock if the file is there and goes without otherwise: a
+    store in a folder that cannot be written is not being collected either.
+    """
 
     def __init__(self, path: Path, read_only: bool) -> None:
         self._path = path
         self._read_only = read_only
-        self._mutex = threading.Lock()
+        self._changed = threading.Condition()
         self._holders = 0
         self._descriptor: int | None = None
+        self._owner: int | None = None
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """May be nested, and held by any number of threads at once."""
+        """May be nested, also within `exclusive`, and held by any number of threads at once."""
         # One descriptor serves all holders of this process, so that nesting cannot wait for itself
         # behind somebody who asks for the exclusive lock in between.
-        with self._mutex:
-            if self._holders == 0:
+        me = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: self._owner in (None, me))
+            if self._holders == 0 and self._owner is None:
                 self._descriptor = self._open_shared()
             self._holders += 1
         try:
             yield
         finally:
-            with self._mutex:
+            with self._changed:
                 self._holders -= 1
                 if self._holders == 0 and self._descriptor is not None:
                     filesystem.close(self._descriptor)
                     self._descriptor = None
+                self._changed.notify_all()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Waits until nobody holds the lock. Waits for ever if the caller holds it shared."""
-        descriptor = self._open_writable()
+        """Waits until nobody else holds the lock; for ever if this thread holds it already."""
+        # Threads first, then processes: the wait for another process must not keep the threads of
+        # this one from giving up the shared lock.
+        with self._changed:
+            self._changed.wait_for(lambda: self._owner is None and self._holders == 0)
+            self._owner = threading.get_ident()
         try:
-            filesystem.lock_exclusive(descriptor)
-            yield
+            descriptor = self._open_writable()
+            try:
+                filesystem.lock_exclusive(descriptor)
+                yield
+            finally:
+                filesystem.close(descriptor)
         finally:
-            filesystem.close(descriptor)
+            with self._changed:
+                self._owner = None
+                self._changed.notify_all()
 
     def _open_shared(self) -> int | None:
         if self._read_only:

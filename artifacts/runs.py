@@ -163,9 +163,16 @@ def open_run(store: Store, run_id: str) -> Run:
     return run
 
 
-def read_run(store: Store, run_id: str) -> RunInfo:
-    """The run as it is now, without its lock. Missing or Corrupt."""
+def read_run(store: Store, run_id: str) -> RunInfo | None:
+    """The run as it is now, without its lock; None if it was only about to be made.
+
+    Missing if there is no such run, or Corrupt.
+    """
     folder = _folder(store, run_id)
+    if not filesystem.exists(folder):
+        raise Missing(f"no run {run_id} in {store.path}")
+    if not filesystem.exists(folder / "state"):
+        return None
     status, process = _read_state(folder, run_id)
     if status == "running" and not process.may_be_alive():
         status = "interrupted"
@@ -174,12 +181,25 @@ def read_run(store: Store, run_id: str) -> RunInfo:
 
 
 def list_runs(store: Store) -> list[RunInfo]:
-    """All runs, sorted by id. A folder in which a run was only about to be made is left out."""
-    return [
-        read_run(store, run_id)
-        for run_id in filesystem.list_directory(store.path / "runs")
-        if filesystem.exists(_folder(store, run_id) / "state")
-    ]
+    """All runs, sorted by id, without those that were only about to be made."""
+    found = (read_run(store, run_id) for run_id in run_ids(store))
+    return [run for run in found if run is not None]
+
+
+def run_ids(store: Store) -> list[str]:
+    """Ids of all runs, sorted, also of those that were only about to be made."""
+    return filesystem.list_directory(store.path / "runs")
+
+
+def listed(store: Store, run_id: str) -> dict[int, str]:
+    """The bundles of a run by step; none for one that was only about to be made."""
+    folder = _folder(store, run_id)
+    return _read_bundles(folder, run_id) if filesystem.exists(folder / "bundles") else {}
+
+
+def replace_list(store: Store, run_id: str, bundles: Mapping[int, str]) -> None:
+    """Lists exactly `bundles` for a run. For `gc`, which nobody writes beside."""
+    write_bundle_list(store, _folder(store, run_id) / "bundles", _BUNDLES, bundles)
 
 
 def _folder(store: Store, run_id: str) -> Path:

@@ -113,6 +113,11 @@ class Store:
             if name is None:
                 yield path
 
+    def temporary_files(self) -> Iterator[Path]:
+        """Files being written, or left behind by writers that died."""
+        for name in filesystem.list_directory(self.path / "tmp"):
+            yield self.path / "tmp" / name
+
     def object_path(self, name: str) -> Path:
         require_hash(name, "object name")
         return self.path / "objects" / name[:2] / name[2:]
