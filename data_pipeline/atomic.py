@@ -18,7 +18,7 @@ def storage_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename if error.filename is not None else "a file"
+        where = "a file" if error.filename is None else os.fsdecode(error.filename)
         message = f"{where}: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpaceError(

@@ -54,6 +54,14 @@ def select(names: Iterable[str], pattern: str) -> list[str]:
     return [name for name in names if matcher.fullmatch(name)]
 
 
+def on_disk(root: Path, name: str) -> bytes:
+    """The path of the POSIX name `name` below `root`, as bytes.
+
+    Names are UTF-8 on disk whatever the locale says, so Python must not translate them.
+    """
+    return os.path.join(os.fsencode(root), name.encode("utf-8"))
+
+
 def files_matching(root: Path, pattern: str) -> list[str]:
     """POSIX names, relative to `root`, of the files that `pattern` matches, in no promised order.
 
@@ -65,16 +73,16 @@ def files_matching(root: Path, pattern: str) -> list[str]:
     while fixed < len(parts) and not _is_wild(parts[fixed]):
         fixed += 1
     if fixed == len(parts):
-        return [pattern] if (root / pattern).is_file() else []
-    start = root.joinpath(*parts[:fixed])
-    if not start.is_dir():
+        return [pattern] if os.path.isfile(on_disk(root, pattern)) else []
+    start = on_disk(root, "/".join(parts[:fixed]))
+    if not os.path.isdir(start):
         return []
     names = []
     for folder, _, files in os.walk(start, onerror=_raise):
         for file in files:
-            path = Path(folder, file)
-            if path.is_file():
-                names.append(_utf8_name(path.relative_to(root).as_posix()))
+            path = os.path.join(folder, file)
+            if os.path.isfile(path):
+                names.append(_utf8_name(os.path.relpath(path, os.fsencode(root))))
     return select(names, pattern)
 
 
@@ -98,12 +106,11 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(out))
 
 
-def _utf8_name(name: str) -> str:
+def _utf8_name(name: bytes) -> str:
     try:
-        name.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise SourceError(f"file name {os.fsencode(name)!r} is not UTF-8: rename it") from error
-    return name
+        return name.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"file name {name!r} is not UTF-8: rename it") from error
 
 
 def _raise(error: OSError) -> None:

@@ -9,7 +9,7 @@ from blake3 import blake3
 from data_pipeline import canonical
 from data_pipeline.atomic import new_directory, storage_errors
 from data_pipeline.cleaning import clean
-from data_pipeline.errors import CorruptDataError, TooShortError
+from data_pipeline.errors import CorruptDataError, DataError, TooShortError
 from data_pipeline.files import check_files, read_file
 from data_pipeline.manifest import (
     MANIFEST,
@@ -39,7 +39,8 @@ def prepare(spec: DataSpec, raw_directory: Path, directory: Path) -> DatasetMani
     the validation split; both splits are tokenized by themselves. The directory appears whole or
     not at all. Memory holds one document or one chunk at a time.
 
-    Raises CorruptDataError, TextError, TooShortError, StorageError, NoSpaceError.
+    Raises DataError where the raw documents are of other sources, CorruptDataError, TextError,
+    TooShortError, StorageError, NoSpaceError.
     """
     with storage_errors():
         raw = _open_raw(spec, raw_directory)
@@ -74,7 +75,7 @@ def _open_raw(spec: DataSpec, directory: Path) -> RawManifest:
     path = directory / MANIFEST
     manifest = canonical.decode(RawManifest, read_file(path, "run fetch"), path)
     if manifest.sources != spec.sources:
-        raise CorruptDataError(
+        raise DataError(
             f"{path}: expected the sources of the configuration, found others: run fetch again"
         )
     check_files(

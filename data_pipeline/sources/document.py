@@ -4,7 +4,6 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from data_pipeline.strict import Strict
 
@@ -45,13 +44,8 @@ class SourceSpec(Strict):
         """
 
 
-def read_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """The bytes of an open file, piece by piece."""
-    while chunk := file.read(CHUNK_BYTES):
-        yield chunk
-
-
-def file_chunks(path: Path) -> Iterator[bytes]:
+def file_chunks(path: Path | bytes) -> Iterator[bytes]:
     """The bytes of a file, piece by piece; it is opened when the first piece is asked for."""
-    with path.open("rb") as file:
-        yield from read_chunks(file)
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from data_pipeline.errors import SourceError
-from data_pipeline.patterns import Pattern, files_matching, in_order
+from data_pipeline.patterns import Pattern, files_matching, in_order, on_disk
 from data_pipeline.sources.document import Document, Places, SourceSpec, file_chunks
 from data_pipeline.strict import Sequence
 
@@ -32,4 +32,4 @@ class FileSource(SourceSpec):
                 )
             names += matches
         for name in in_order(names):
-            yield Document(name, file_chunks(places.root / name))
+            yield Document(name, file_chunks(on_disk(places.root, name)))

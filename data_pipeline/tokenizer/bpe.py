@@ -10,15 +10,17 @@ import io
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Self, TextIO
+from typing import Annotated, Any, ClassVar, Literal, Self, TextIO
 
 import numpy as np
 import tokenizers
 from numpy.typing import ArrayLike, NDArray
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from pydantic import Field
+from tokenizers import Regex, models, pre_tokenizers, trainers
 
 from data_pipeline import canonical
 from data_pipeline.errors import CorruptDataError, TooShortError
+from data_pipeline.strict import Sequence, Strict
 from data_pipeline.text import check
 from data_pipeline.tokenizer.base import CHUNK_CHARACTERS, REPLACEMENT, Tokenizer, checked_ids
 
@@ -27,102 +29,132 @@ LIBRARY_VERSION: str = tokenizers.__version__
 
 PIECE = r"[^\n]*\n+|[^\n]+"
 
+Merge = tuple[int, int]
+Id = Annotated[int, Field(ge=0)]
+
+
+class BpeFile(Strict):
+    """The content of tokenizer.json: a format of its own, so that a release of the library that
+    writes its files differently changes no hash."""
+
+    format: Literal["samebits bpe 1"]
+    """Name and version of this format."""
+    merges: Sequence[Sequence[Id]]
+    """Pairs of ids, first learned first. Ids 0 to 255 are the bytes; each merge whose bytes are not
+    a token yet makes the next id."""
+
 
 class Bpe(Tokenizer):
-    """Ids 0 to 255 are bytes (in the order of the library's alphabet), then tokens in the order
-    they were merged."""
+    """Ids 0 to 255 are the bytes of that value, then come tokens in the order they were learned."""
 
     kind: ClassVar[str] = "bpe"
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._library = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
-        vocabulary = self._library.get_vocab(with_added_tokens=True)
-        self._bytes = [_to_bytes(token) for token in sorted(vocabulary, key=vocabulary.__getitem__)]
+    def __init__(self, merges: Iterable[Merge]) -> None:
+        """Raises ValueError for a merge of an id that is not known yet, or a repeated one."""
+        self._merges = tuple(merges)
+        self._bytes = _tokens(self._merges)
+        names = [_name(token) for token in self._bytes]
+        self._library = _library(
+            models.BPE(
+                vocab={name: row for row, name in enumerate(names)},
+                merges=[(names[left], names[right]) for left, right in self._merges],
+            )
+        )
 
     @classmethod
     def train(cls, training_text: TextIO, vocabulary: int) -> Self:
-        """Learn `vocabulary - 256` merges. Raises TooShortError where the text cannot give so
-        many."""
-        library = _empty()
+        """Learn tokens until there are `vocabulary`; the text is a file opened with newline="\\n".
+
+        Raises TooShortError where the text cannot give so many.
+        """
+        library = _library(models.BPE())
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary,
             show_progress=False,
             special_tokens=[],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            initial_alphabet=sorted(_NAME_OF_BYTE),
         )
         library.train_from_iterator(_pieces(training_text), trainer)
-        if (found := library.get_vocab_size()) != vocabulary:
+        learned = json.loads(library.to_str())["model"]["merges"]
+        ids = {name: byte for byte, name in enumerate(_NAME_OF_BYTE)}
+        merges = []
+        for left, right in learned:
+            merges.append((ids[left], ids[right]))
+            ids.setdefault(left + right, len(ids))
+        trained = cls(merges)
+        if trained.size != vocabulary:
             raise TooShortError(
                 f"tokenizer bpe: expected a vocabulary of {vocabulary}, found text that gives only "
-                f"{found}: "
-                f"set vocabulary to at most {found} or use more text"
+                f"{trained.size}: set vocabulary to at most {trained.size} or use more text"
             )
-        return cls(canonical.canonicalise(library.to_str()))
+        return trained
 
     @classmethod
     def from_bytes(cls, data: bytes, path: Path) -> Self:
         """Read tokenizer.json. Raises CorruptDataError, naming `path`."""
+        merges = canonical.decode(BpeFile, data, path).merges
         try:
-            loaded = json.loads(data)
-            model = loaded.pop("model")
-            expected = json.loads(_empty().to_str())
-            del expected["model"]
-            same = loaded == expected and canonical.canonicalise(data.decode("utf-8")) == data
-            alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-            ids = sorted(model["vocab"].values())
-            if not same or ids != list(range(len(ids))) or not alphabet <= set(model["vocab"]):
-                raise ValueError("its settings, ids or bytes are not those of this tokenizer")
-            return cls(data)
-        except Exception as error:  # the library raises bare Exception
-            raise CorruptDataError(
-                f"{path}: expected a byte-level BPE tokenizer, found: {error}"
-            ) from error
+            return cls((left, right) for left, right in merges)
+        except ValueError as error:
+            raise CorruptDataError(f"{path}: expected merges of known tokens: {error}") from error
 
     def to_bytes(self) -> bytes:
-        return self._data
+        return canonical.encode(BpeFile(format="samebits bpe 1", merges=self._merges))
 
     @property
     def size(self) -> int:
         return len(self._bytes)
 
     def encode(self, text: str) -> NDArray[np.uint32]:
+        check(text)
         parts = list(self.encode_stream(io.StringIO(text, newline="\n")))
         return np.concatenate(parts) if parts else np.zeros(0, np.uint32)
 
     def encode_stream(self, text: TextIO) -> Iterator[NDArray[np.uint32]]:
         for batch in _batches(_pieces(text)):
             encodings = self._library.encode_batch_fast(batch, add_special_tokens=False)
-            for encoding in encodings:
-                yield np.array(encoding.ids, np.uint32)
+            yield np.array([row for encoding in encodings for row in encoding.ids], np.uint32)
 
     def decode(self, ids: ArrayLike) -> str:
         """The text of `ids`. Bytes that are not UTF-8, as a sample may end in, give U+FFFD too."""
         outside = REPLACEMENT.encode("utf-8")
-        parts = (
-            self._bytes[row] if row < self.size else outside for row in checked_ids(ids).tolist()
-        )
-        return b"".join(parts).decode("utf-8", errors="replace")
+        rows = checked_ids(ids).tolist()
+        data = b"".join(self._bytes[row] if row < self.size else outside for row in rows)
+        return data.decode("utf-8", errors="replace")
 
 
-def _empty() -> Any:
-    library = tokenizers.Tokenizer(models.BPE())
+def _tokens(merges: Iterable[Merge]) -> list[bytes]:
+    """The bytes of every id."""
+    tokens = [bytes([byte]) for byte in range(256)]
+    known = set(tokens)
+    seen = set[Merge]()
+    for merge in merges:
+        if max(merge) >= len(tokens) or merge in seen:
+            raise ValueError(f"found {merge} where {len(tokens)} tokens are known")
+        seen.add(merge)
+        token = tokens[merge[0]] + tokens[merge[1]]
+        if token not in known:
+            known.add(token)
+            tokens.append(token)
+    return tokens
+
+
+def _library(model: models.BPE) -> Any:
+    library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(PIECE), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
         ]
     )
-    library.decoder = decoders.ByteLevel()
     return library
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """What PIECE cuts a text into, from its lines: the cut the library makes, made early so that
-    text can stream."""
+    """What PIECE cuts a text into, from its lines: the library's own cut, made early so that text
+    can stream."""
     piece = ""
     for line in lines:
-        check(line)
         if line != "\n" and piece:
             yield piece
             piece = ""
@@ -144,18 +176,16 @@ def _batches(pieces: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _alphabet() -> dict[str, int]:
-    """The byte that each character of a token stands for: printable Latin-1 itself, the others from
-    U+0100 on."""
+def _byte_names() -> list[str]:
+    """The character that the library writes for each byte: printable Latin-1 stands for itself,
+    the others for U+0100 and on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + row): byte for row, byte in enumerate(others)
-    }
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-_BYTE_OF = _alphabet()
+_NAME_OF_BYTE = _byte_names()
 
 
-def _to_bytes(token: str) -> bytes:
-    return bytes(_BYTE_OF[character] for character in token)
+def _name(token: bytes) -> str:
+    return "".join(_NAME_OF_BYTE[byte] for byte in token)
