@@ -60,12 +60,18 @@ def folder_hash(directory: str | Path) -> str:
     return hash_bytes(_manifest_bytes(Path(directory)))
 
 
-def read_folder(directory: str | Path) -> Bundle:
-    """The bundle in a folder, every byte verified against its manifest. Missing or Corrupt, naming
-    file and tensor."""
+def read_folder(directory: str | Path, expected: str | None = None) -> Bundle:
+    """The bundle in a folder, every byte verified against its manifest.
+
+    Only with `expected`, the hash of a bundle, is the manifest itself known to be the right one.
+    Missing or Corrupt, naming file and tensor; NoSpace if memory would not hold the tensors.
+    """
     directory = Path(directory)
     what = f"bundle folder {directory}"
-    manifest = read_manifest(_manifest_bytes(directory), what)
+    data = _manifest_bytes(directory)
+    if expected is not None and hash_bytes(data) != expected:
+        raise Corrupt(f"{what}: expected bundle {expected}, found {hash_bytes(data)}")
+    manifest = read_manifest(data, what)
     _check_entries(directory, manifest)
     tensors = allocate(manifest, {}, what)
     numbered = list(enumerate(manifest.tensors))
