@@ -4,10 +4,12 @@
 # first that fits.
 set -eu
 cd "$(dirname "$0")/.."
+# Whatever the user's locale and settings: names of files are UTF-8, and modules come from the interpreter alone.
+export PYTHONUTF8=1 PYTHONSAFEPATH=1 PYTHONNOUSERSITE=1
 unset PYTHONHOME PYTHONPATH
 
 fits() {
-    "$1" -I -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null
+    "$1" -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null
 }
 
 find_python() {
@@ -27,12 +29,12 @@ find_python() {
 recipe() {
     cat requirements.lock pyproject.toml tools/setup.sh
     pwd -P
-    "$1" -I -c 'import sys; print(sys.version, ascii(sys.base_prefix))'
+    "$1" -c 'import sys; print(sys.version, ascii(sys.base_prefix))'
 }
 
 # The interpreter behind .venv: the one inside cannot rebuild the folder it lives in.
 base_of_venv() {
-    .venv/bin/python -I -c 'import os, sys; sys.stdout.buffer.write(os.fsencode(os.path.realpath(sys.executable)))'
+    .venv/bin/python -c 'import os, sys; sys.stdout.buffer.write(os.fsencode(os.path.realpath(sys.executable)))'
 }
 
 if [ -n "${PYTHON:-}" ]; then
@@ -51,11 +53,11 @@ if [ -f .venv/recipe ] && recipe "$python" | cmp -s - .venv/recipe; then
     exit 0
 fi
 
-version=$("$python" -I -c 'import platform; print(platform.python_version())')
+version=$("$python" -c 'import platform; print(platform.python_version())')
 echo "setup: making .venv with Python $version; this takes a minute or two"
-"$python" -I -m venv --clear .venv
+"$python" -m venv --clear .venv
 pip() {
-    .venv/bin/python -I -m pip --disable-pip-version-check "$@"
+    .venv/bin/python -m pip --disable-pip-version-check "$@"
 }
 # setuptools first: it comes from the lock too, and builds what follows instead of one fetched unpinned.
 sed -n '/^setuptools==/,/[^\\]$/p' requirements.lock >.venv/setuptools.lock
@@ -63,7 +65,22 @@ pip install --quiet --require-hashes --no-deps --only-binary :all: -r .venv/setu
 # antlr4-python3-runtime 4.9 (DVC needs it through hydra-core) was never published as a wheel; it is pure Python.
 pip install --quiet --require-hashes --no-deps --only-binary :all: --no-binary antlr4-python3-runtime \
     --use-pep517 --no-build-isolation -r requirements.lock
-pip install --quiet --no-deps --no-build-isolation --editable .
+# The checkout itself. Not as pip would (--editable): up to Python 3.12 a path file is read in the locale's encoding, so a
+# folder with an accent in its name would be lost in some locales. A relative path is plain ASCII.
+for site in .venv/lib/python3.*/site-packages; do
+    echo ../../../.. >"$site/samebits.pth"
+done
+cat >.venv/bin/reproduce <<'END'
+#!/bin/sh
+'''exec' "$(dirname "$0")/python" "$0" "$@"
+' '''
+import sys
+
+from reproduce.cli import main
+
+sys.exit(main())
+END
+chmod +x .venv/bin/reproduce
 pip check
 recipe "$python" >.venv/recipe.new
 mv .venv/recipe.new .venv/recipe
