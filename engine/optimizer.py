@@ -26,7 +26,8 @@ NORM_CHUNK = 4096  # elements whose squares one partial sum adds up; part of the
 @kernel
 def k_add_gradients(a: Floats, b: Floats, first: Scalar, last: Scalar) -> None:
     """a += b on flat arrays: one node of the tree over shards."""
-    for i in range(first, last):
+    a, b = a[first:last], b[first:last]
+    for i in range(a.size):
         a[i] += b[i]
 
 
@@ -37,8 +38,9 @@ def k_grad_norm_partial(g: Floats, first: Scalar, last: Scalar, partial: Doubles
         lanes[:] = 0.0
         end = min((c + 1) * NORM_CHUNK, g.size)
         for start in range(c * NORM_CHUNK, end, SUM_LANES):
-            for j in range(min(SUM_LANES, end - start)):
-                x = np.float64(g[start + j])
+            piece = g[start : min(start + SUM_LANES, end)]
+            for j in range(piece.size):
+                x = np.float64(piece[j])
                 lanes[j] += x * x
         partial[c] = lanes_total(lanes)
 
@@ -77,7 +79,8 @@ def k_adamw(
     a0, b0 = np.uint64(0), np.uint64(0)
     a1, b1 = np.uint64(0), np.uint64(0)
     a2, b2 = np.uint64(0), np.uint64(0)
-    for i in range(first, last):
+    w, g, m, v = w[first:last], g[first:last], m[first:last], v[first:last]
+    for i in range(w.size):
         x = g[i] * clip
         mi = beta1 * m[i] + rest1 * x
         vi = beta2 * v[i] + rest2 * (x * x)
@@ -85,13 +88,13 @@ def k_adamw(
         w[i] = wi
         m[i] = mi
         v[i] = vi
-        z = mix(i, bits_of_float32(wi))
+        z = mix(first + i, bits_of_float32(wi))
         a0 += z
         b0 += second(z)
-        z = mix(i, bits_of_float32(mi))
+        z = mix(first + i, bits_of_float32(mi))
         a1 += z
         b1 += second(z)
-        z = mix(i, bits_of_float32(vi))
+        z = mix(first + i, bits_of_float32(vi))
         a2 += z
         b2 += second(z)
     sums[0, 0] = a0

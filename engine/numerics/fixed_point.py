@@ -80,13 +80,6 @@ def right_word(q: Scalar) -> Scalar:
 
 
 @device_function
-def integer_of_left_word(word: Scalar) -> Scalar:
-    """q again from the pair (hi, lo)."""
-    hi = np.int32(np.int32(word << SIXTEEN) >> SIXTEEN)
-    return np.int32(np.int32(hi << EIGHT) + np.int32(word >> SIXTEEN))
-
-
-@device_function
 def magnitude_bits(x: Scalar) -> Scalar:
     """The encoding of |x|: ordered like the magnitudes, with infinity and then NaN above every finite one."""
     return np.int32(bits_of_float32(x) & np.int32(0x7FFFFFFF))

@@ -1,7 +1,7 @@
 """The MLP's activation: GELU in its tanh form (Hendrycks & Gimpel 2016) or ReLU, element by element.
 
 Forward   y = gelu(x)            or max(x, 0)
-Backward  dx = dy * gelu'(x)     or dy where x > 0, else 0;  overwrites dx
+Backward  dx = dy * gelu'(x)     or dy where x > 0, else 0;  dx takes the place of dy
 """
 
 from collections.abc import Mapping
@@ -19,31 +19,35 @@ from engine.operations.base import Execution, Operation, TensorType
 @kernel
 def k_gelu_fwd(x: Floats, first: Scalar, last: Scalar, y: Floats) -> None:
     """Flat arrays of one length."""
-    for i in range(first, last):
+    x, y = x[first:last], y[first:last]
+    for i in range(x.size):
         y[i] = gelu32(x[i])
 
 
 @kernel
-def k_gelu_bwd(x: Floats, dy: Floats, first: Scalar, last: Scalar, dx: Floats) -> None:
-    """Flat arrays of one length; dx may be dy."""
-    for i in range(first, last):
-        dx[i] = dy[i] * gelu_grad32(x[i])
+def k_gelu_bwd(x: Floats, first: Scalar, last: Scalar, gradient: Floats) -> None:
+    """Flat arrays of one length; gradient holds dy and becomes dx."""
+    x, gradient = x[first:last], gradient[first:last]
+    for i in range(x.size):
+        gradient[i] *= gelu_grad32(x[i])
 
 
 @kernel
 def k_relu_fwd(x: Floats, first: Scalar, last: Scalar, y: Floats) -> None:
     """Flat arrays of one length; a NaN passes through."""
     zero = np.float32(0.0)
-    for i in range(first, last):
+    x, y = x[first:last], y[first:last]
+    for i in range(x.size):
         y[i] = zero if x[i] <= zero else x[i]
 
 
 @kernel
-def k_relu_bwd(x: Floats, dy: Floats, first: Scalar, last: Scalar, dx: Floats) -> None:
-    """Flat arrays of one length; dx may be dy."""
+def k_relu_bwd(x: Floats, first: Scalar, last: Scalar, gradient: Floats) -> None:
+    """Flat arrays of one length; gradient holds dy and becomes dx."""
     zero = np.float32(0.0)
-    for i in range(first, last):
-        dx[i] = zero if x[i] <= zero else dy[i]
+    x, gradient = x[first:last], gradient[first:last]
+    for i in range(x.size):
+        gradient[i] = zero if x[i] <= zero else gradient[i]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,5 @@ class Activation(Operation):
     def backward(self, run: Execution) -> None:
         function = k_gelu_bwd if self.function == "gelu" else k_relu_bwd
         x = run.tensor(self.inputs["x"]).reshape(-1)
-        dy = run.gradient(self.outputs["y"]).reshape(-1)
-        dx = run.gradient(self.inputs["x"]).reshape(-1)
-        run.team.run([(function, (x, dy, a, b, dx)) for a, b in run.team.ranges(x.size, 64)])
+        gradient = run.gradient(self.inputs["x"]).reshape(-1)
+        run.team.run([(function, (x, a, b, gradient)) for a, b in run.team.ranges(x.size, 64)])

@@ -70,8 +70,9 @@ PADDING = 16  # words between rows of left operands, so that they do not fall on
 def _token_exponent(x: Floats, t: Scalar, at: Scalar, width: Scalar, flag: Longs, slot: Scalar) -> Scalar:
     """Exponent of x[t, at:at+width], ZERO_ROW if that is all zero; sets flag[slot] if it is not finite."""
     top = np.int32(0)
+    row = x[t, at : at + width]
     for d in range(width):
-        top = max(top, magnitude_bits(x[t, at + d]))
+        top = max(top, magnitude_bits(row[d]))
     if top >= INFINITY_BITS:
         flag[slot] = 1
         return np.int64(ZERO_ROW)
@@ -101,8 +102,9 @@ def _quantise_left(
         s = _token_exponent(x, t, at, width, flag, slot)
         exponents[t] = s
         factor = _factor_of(s)
+        row, words = x[t, at : at + width], left[t]
         for d in range(width):
-            left[t, d] = left_word(integer_of(x[t, at + d], factor))
+            words[d] = left_word(integer_of(row[d], factor))
 
 
 @device_function
@@ -129,10 +131,12 @@ def _quantise_depth(x: Floats, at: Scalar, width: Scalar, panels: Words, exponen
         factor = _factor_of(exponents[t])
         for p in range(panels.shape[0]):
             columns = min(TILE_COLUMNS, width - p * TILE_COLUMNS)
+            start = at + p * TILE_COLUMNS
+            row, words = x[t, start : start + columns], panels[p, t]
             for j in range(columns):
-                panels[p, t, j] = right_word(integer_of(x[t, at + p * TILE_COLUMNS + j], factor))
+                words[j] = right_word(integer_of(row[j], factor))
             for j in range(columns, TILE_COLUMNS):
-                panels[p, t, j] = 0
+                words[j] = 0
 
 
 @device_function
@@ -231,39 +235,41 @@ def k_attn_fwd(
                 )
                 for i in range(rows):
                     q_inverse = _inverse_of(sq[i0 + i])
+                    start = p * TILE_COLUMNS
+                    row, source = scores[i, start : start + TILE_COLUMNS], tile[i]
+                    column_inverse = k_inverse[start : start + TILE_COLUMNS]
                     for j in range(TILE_COLUMNS):
-                        c = p * TILE_COLUMNS + j
-                        scores[i, c] = np.float32(np.float64(tile[i, j]) * q_inverse * k_inverse[c]) * scale
+                        row[j] = (
+                            np.float32(np.float64(source[j]) * q_inverse * column_inverse[j]) * scale
+                        )
             for i in range(rows):
                 query = i0 + i
-                m = scores[i, 0]
-                for j in range(1, query + 1):
-                    m = max(m, scores[i, j])
+                row, words = scores[i, : query + 1], weights[i]
+                m = row[0]
+                for j in range(row.size):
+                    m = max(m, row[j])
                 if magnitude_bits(m) >= INFINITY_BITS:
                     flag[slot] = 1
                     m = np.float32(0.0)
                 total = np.int64(0)
-                for j in range(query + 1):
-                    e = exp32(min(scores[i, j] - m, np.float32(0.0)))
-                    scores[i, j] = e
-                    total += sum_integer(e, np.float64(1073741824.0))
+                for j in range(row.size):
+                    row[j] = exp32(min(row[j] - m, np.float32(0.0)))
+                for j in range(row.size):
+                    total += sum_integer(row[j], np.float64(1073741824.0))
                 least = s0[query] if s0[query] != ZERO_ROW else np.int64(0)
                 up = power_of_two(least + WEIGHT_EXPONENT)
-                for j in range(query + 1):
-                    weights[i, j] = left_word(integer_of(scores[i, j], up * v_inverse[j]))
-                for j in range(query + 1, visible):
-                    weights[i, j] = 0
+                for j in range(row.size):
+                    words[j] = left_word(integer_of(row[j], up * v_inverse[j]))
+                words[query + 1 : visible] = 0
                 if threshold:
                     base = ((np.int64(first_row + b) * heads + h) * context + query) * context
                     _keep_row(
                         keep, query + 1, base, key_low, key_high, step, site, threshold, factor
                     )
-                    for j in range(query + 1):
-                        if keep[j] == np.float32(0.0):
-                            weights[i, j] = 0
+                    for j in range(row.size):
+                        words[j] = words[j] if keep[j] > np.float32(0.0) else np.int32(0)
                 if stored.size:
-                    for j in range(query + 1):
-                        stored[b, h, query, j] = scores[i, j]
+                    stored[b, h, query, : query + 1] = row
                 maxima[b, h, query] = m
                 normalisers[b, h, query] = np.float32(np.float64(total) * power_of_two(-30))
             for p in range(v_panels.shape[0]):
@@ -277,9 +283,12 @@ def k_attn_fwd(
                     down = power_of_two(8 - WEIGHT_EXPONENT - least)
                     normaliser = normalisers[b, h, query]
                     at = h * width + p * TILE_COLUMNS
+                    target, source = out[b, query, at : at + columns], wide[i]
                     for j in range(columns):
-                        o = np.float32(wide[i, j] * down) / normaliser
-                        out[b, query, at + j] = o * factor if threshold else o
+                        target[j] = np.float32(source[j] * down) / normaliser
+                    if threshold:
+                        for j in range(columns):
+                            target[j] *= factor
 
 
 # --- backward -------------------------------------------------------------------------------------------------------
@@ -308,20 +317,21 @@ def _left_columns(
 ) -> None:
     """Quantise x [rows, columns] with one exponent per column; scales[j] = 2**(8 - s_j). Columns up to a multiple of
     TILE_ROWS are set to zero words."""
-    for j in range(columns):
-        tops[j] = 0
+    tops[:] = 0
     for i in range(rows):
+        row = x[i]
         for j in range(columns):
-            tops[j] = max(tops[j], magnitude_bits(x[i, j]))
+            tops[j] = max(tops[j], magnitude_bits(row[j]))
     for j in range(columns):
         s = exponent_for(float32_of_bits(tops[j]))
         factors[j] = power_of_two(s)
         scales[j] = power_of_two(8 - s)
     for i in range(rows):
+        row, out = x[i], words[i]
         for j in range(columns):
-            words[i, j] = left_word(integer_of(x[i, j], factors[j]))
+            out[j] = left_word(integer_of(row[j], factors[j]))
         for j in range(columns, KEYS):
-            words[i, j] = 0
+            out[j] = 0
 
 
 @device_function
@@ -329,13 +339,14 @@ def _left_rows(x: Floats, rows: Scalar, columns: Scalar, words: Words, scales: D
     """Quantise x [rows, columns] with one exponent per row; scales[i] = 2**(8 - s_i)."""
     for i in range(rows):
         top = np.int32(0)
+        row, out = x[i], words[i]
         for j in range(columns):
-            top = max(top, magnitude_bits(x[i, j]))
+            top = max(top, magnitude_bits(row[j]))
         s = exponent_for(float32_of_bits(top))
         factor = power_of_two(s)
         scales[i] = power_of_two(8 - s)
         for j in range(columns):
-            words[i, j] = left_word(integer_of(x[i, j], factor))
+            out[j] = left_word(integer_of(row[j], factor))
 
 
 @device_function
@@ -371,10 +382,10 @@ def _add_product(
             )
             for r in range(min(TILE_ROWS, rows - r0)):
                 scale = scales[r0 + r] * down
+                column = at + p * TILE_COLUMNS
+                target, source = gradient[first + r0 + r, column : column + columns], tile[r]
                 for j in range(columns):
-                    gradient[first + r0 + r, at + p * TILE_COLUMNS + j] += np.float32(
-                        np.float64(tile[r, j]) * scale
-                    )
+                    target[j] += np.float32(np.float64(source[j]) * scale)
 
 
 @kernel
@@ -408,6 +419,7 @@ def k_attn_bwd(
     words: Words,
     tops: Words,
     doubles: Doubles,
+    inverses: Doubles,
     keep: Floats,
     tile: Words,
     flag: Longs,
@@ -426,6 +438,7 @@ def k_attn_bwd(
     sq, sk, sv, sdo = exponents[0], exponents[1], exponents[2], exponents[3]
     x_v, x_k, x_q = tiles[0], tiles[1], tiles[2]
     factors, scales = doubles[0], doubles[1]
+    k_inverse, v_inverse = inverses[0], inverses[1]
     flat_q = q_left.reshape(q_left.size)
     flat_do = do_left.reshape(do_left.size)
     for head in range(first, last):
@@ -444,14 +457,17 @@ def k_attn_bwd(
         _quantise_depth(dy, at_q, width, do_depth, sdo)
         for t in range(tokens):
             lanes[:] = np.float32(0.0)
-            for start in range(0, width, SUM_LANES):
-                for j in range(min(SUM_LANES, width - start)):
-                    lanes[j] += dy[t, at_q + start + j] * out[b, t, at_q + start + j]
+            for start in range(at_q, at_q + width, SUM_LANES):
+                end = min(start + SUM_LANES, at_q + width)
+                dy_piece, o_piece = dy[t, start:end], out[b, t, start:end]
+                for j in range(o_piece.size):
+                    lanes[j] += dy_piece[j] * o_piece[j]
             delta[t] = lanes_total(lanes)
-            for d in range(width):
-                dx[t, at_q + d] = np.float32(0.0)
-                dx[t, at_k + d] = np.float32(0.0)
-                dx[t, at_v + d] = np.float32(0.0)
+            dx[t, at_q : at_q + width] = np.float32(0.0)
+            dx[t, at_k : at_k + width] = np.float32(0.0)
+            dx[t, at_v : at_v + width] = np.float32(0.0)
+            k_inverse[t] = _inverse_of(sk[t]) * np.float64(256.0)
+            v_inverse[t] = _inverse_of(sv[t]) * np.float64(256.0)
         for i0 in range(0, tokens, QUERIES):
             rows = min(QUERIES, tokens - i0)
             least_do = _least(sdo, i0, rows)
@@ -473,13 +489,13 @@ def k_attn_bwd(
                                 width,
                                 tile.ctypes.data,
                             )
+                            column_inverse = k_inverse[j0 + c0 : j0 + c0 + part]
                             for r in range(min(TILE_ROWS, rows - r0)):
-                                up = _inverse_of(sq[i0 + r0 + r]) * np.float64(256.0)
+                                up = _inverse_of(sq[i0 + r0 + r])
+                                target, source = x_q[r0 + r, c0 : c0 + part], tile[r]
                                 for c in range(part):
-                                    x_q[r0 + r, c0 + c] = (
-                                        np.float32(
-                                            np.float64(tile[r, c]) * up * _inverse_of(sk[j0 + c0 + c])
-                                        )
+                                    target[c] = (
+                                        np.float32(np.float64(source[c]) * up * column_inverse[c])
                                         * scale
                                     )
                         multiply_tile(
@@ -490,12 +506,12 @@ def k_attn_bwd(
                             width,
                             tile.ctypes.data,
                         )
+                        column_inverse = v_inverse[j0 + c0 : j0 + c0 + part]
                         for r in range(min(TILE_ROWS, rows - r0)):
-                            up = _inverse_of(sdo[i0 + r0 + r]) * np.float64(256.0)
+                            up = _inverse_of(sdo[i0 + r0 + r])
+                            target, source = x_k[r0 + r, c0 : c0 + part], tile[r]
                             for c in range(part):
-                                x_k[r0 + r, c0 + c] = np.float32(
-                                    np.float64(tile[r, c]) * up * _inverse_of(sv[j0 + c0 + c])
-                                )
+                                target[c] = np.float32(np.float64(source[c]) * up * column_inverse[c])
                 for r in range(rows):
                     query = i0 + r
                     seen = min(cols, query + 1 - j0)
@@ -503,44 +519,48 @@ def k_attn_bwd(
                     m = maxima[b, h, query]
                     fold_v = _fold_factor(least_do, sdo[query])
                     fold_k = _fold_factor(least_q, sq[query])
+                    row_v, row_k, row_q = x_v[r], x_k[r], x_q[r]
                     if stored.size:
-                        for c in range(seen):
-                            x_q[r, c] = stored[b, h, query, j0 + c]
+                        row_q[:seen] = stored[b, h, query, j0 : j0 + seen]
                     else:
                         for c in range(seen):
-                            x_q[r, c] = exp32(min(x_q[r, c] - m, np.float32(0.0)))
+                            row_q[c] = exp32(min(row_q[c] - m, np.float32(0.0)))
+                    d = delta[query]
                     if threshold:
                         base = ((np.int64(first_row + b) * heads + h) * context + query) * context
                         _keep_row(
                             keep, seen, base + j0, key_low, key_high, step, site, threshold, factor
                         )
                         for c in range(seen):
-                            a = x_q[r, c] * inverse
-                            e = a * (x_k[r, c] * keep[c] - delta[query]) * scale
-                            x_v[r, c] = a * keep[c] * fold_v
-                            x_k[r, c] = e * fold_k
-                            x_q[r, c] = e
+                            a = row_q[c] * inverse
+                            e = a * (row_k[c] * keep[c] - d) * scale
+                            row_v[c] = a * keep[c] * fold_v
+                            row_k[c] = e * fold_k
+                            row_q[c] = e
                     else:
                         for c in range(seen):
-                            a = x_q[r, c] * inverse
-                            e = a * (x_k[r, c] - delta[query]) * scale
-                            x_v[r, c] = a * fold_v
-                            x_k[r, c] = e * fold_k
-                            x_q[r, c] = e
-                    for c in range(seen, cols):
-                        x_v[r, c] = np.float32(0.0)
-                        x_k[r, c] = np.float32(0.0)
-                        x_q[r, c] = np.float32(0.0)
+                            a = row_q[c] * inverse
+                            e = a * (row_k[c] - d) * scale
+                            row_v[c] = a * fold_v
+                            row_k[c] = e * fold_k
+                            row_q[c] = e
+                    row_v[seen:cols] = np.float32(0.0)
+                    row_k[seen:cols] = np.float32(0.0)
+                    row_q[seen:cols] = np.float32(0.0)
+                    top = np.int32(0)
+                    for c in range(seen):
+                        top = max(top, magnitude_bits(row_q[c]))
+                    if top >= INFINITY_BITS:
+                        flag[slot] = 1
+                        row_v[:cols] = np.float32(0.0)
+                        row_k[:cols] = np.float32(0.0)
+                        row_q[:cols] = np.float32(0.0)
                 for c in range(cols):
                     keep[c] = _fold_factor(least_k, sk[j0 + c])
                 for r in range(rows):
+                    row_q = x_q[r]
                     for c in range(cols):
-                        if magnitude_bits(x_q[r, c]) >= INFINITY_BITS:
-                            flag[slot] = 1
-                            x_q[r, c] = np.float32(0.0)
-                            x_k[r, c] = np.float32(0.0)
-                            x_v[r, c] = np.float32(0.0)
-                        x_q[r, c] *= keep[c]
+                        row_q[c] *= keep[c]
                 _left_columns(x_v, rows, cols, words, tops, factors, scales)
                 _add_product(
                     words, 1, KEYS, cols, do_depth, i0, rows, scales, least_do, dx, j0, at_v, width, tile
@@ -621,6 +641,7 @@ class Attention(Operation):
             "words": ((QUERIES, KEYS), "int32"),
             "tops": ((KEYS,), "int32"),
             "doubles": ((2, max(KEYS, QUERIES)), "float64"),
+            "inverses": ((2, sizes.context), "float64"),
             "keep": ((KEYS,), "float32"),
             "tile": ((TILE_ROWS, TILE_COLUMNS), "int32"),
         }

@@ -50,7 +50,6 @@ def k_dropout(
     first: Scalar,
     last: Scalar,
     base: Scalar,
-    y: Floats,
     key_low: Scalar,
     key_high: Scalar,
     step: Scalar,
@@ -58,7 +57,7 @@ def k_dropout(
     threshold: Scalar,
     factor: Scalar,
 ) -> None:
-    """y[i] = x[i] * factor where element base + i is kept, else 0; flat arrays, y may be x."""
+    """x[i] *= factor where element base + i is kept, else x[i] = 0, for first <= i < last of a flat array."""
     zero = np.float32(0.0)
     for group in range((base + first) // 4, (base + last + 3) // 4):
         words = random_words4(key_low, key_high, step, site, group)
@@ -66,13 +65,11 @@ def k_dropout(
         for j in range(4):
             i = start + j
             if first <= i < last:
-                y[i] = x[i] * factor if words[j] >= threshold else zero
+                x[i] = x[i] * factor if words[j] >= threshold else zero
 
 
-def dropout_tasks(
-    run: Execution, probability: float, site: int, x: Floats, y: Floats
-) -> list[Task]:
-    """Tasks that put x, the flat values of this shard's rows, through dropout into y."""
+def dropout_tasks(run: Execution, probability: float, site: int, x: Floats) -> list[Task]:
+    """Tasks that put x, the flat values of this shard's rows, through dropout in place."""
     mask = Mask.of(run, probability, site)
     base = np.int64(run.first_row) * np.int64(x.size // run.sizes.batch)
-    return [(k_dropout, (x, a, b, base, y, *mask.arguments)) for a, b in run.team.ranges(x.size, 64)]
+    return [(k_dropout, (x, a, b, base, *mask.arguments)) for a, b in run.team.ranges(x.size, 64)]

@@ -31,8 +31,9 @@ def k_embed_fwd(
     for t in range(first, last):
         row = ids[t]
         place = t % context
-        for c in range(y.shape[1]):
-            y[t, c] = token[row, c] + position[place, c]
+        out, a, b = y[t], token[row], position[place]
+        for c in range(out.size):
+            out[c] = a[c] + b[c]
 
 
 @kernel
@@ -59,12 +60,17 @@ def k_embed_bwd(
 ) -> None:
     """Columns first..last of dtoken [V, d] and dposition [context, d]; tops [d], sums [2, d], factors [d]: scratch."""
     tokens = dy.shape[0]
-    for c in range(first, last):
-        tops[c] = 0
+    width = last - first
+    dy = dy[:, first:last]
+    tops, sums, factors = tops[first:last], sums[:, first:last], factors[first:last]
+    dtoken, dposition = dtoken[:, first:last], dposition[:, first:last]
+    total = sums[0]
+    tops[:] = 0
     for t in range(tokens):
-        for c in range(first, last):
-            tops[c] = max(tops[c], magnitude_bits(dy[t, c]))
-    for c in range(first, last):
+        row = dy[t]
+        for c in range(width):
+            tops[c] = max(tops[c], magnitude_bits(row[c]))
+    for c in range(width):
         if tops[c] >= INFINITY_BITS:
             flag[slot] = 1
             tops[c] = 0
@@ -73,19 +79,21 @@ def k_embed_bwd(
         sums[0, c] = 0
     for place in range(tokens):
         t = order[place]
-        for c in range(first, last):
-            sums[0, c] += sum_integer(dy[t, c], factors[c])
+        row = dy[t]
+        for c in range(width):
+            total[c] += sum_integer(row[c], factors[c])
         if place + 1 == tokens or ids[order[place + 1]] != ids[t]:
-            for c in range(first, last):
-                dtoken[ids[t], c] += float_of_sum(sums[0, c], sums[1, c])
-                sums[0, c] = 0
+            for c in range(width):
+                dtoken[ids[t], c] += float_of_sum(total[c], sums[1, c])
+                total[c] = 0
     for p in range(context):
         for t in range(p, tokens, context):
-            for c in range(first, last):
-                sums[0, c] += sum_integer(dy[t, c], factors[c])
-        for c in range(first, last):
-            dposition[p, c] += float_of_sum(sums[0, c], sums[1, c])
-            sums[0, c] = 0
+            row = dy[t]
+            for c in range(width):
+                total[c] += sum_integer(row[c], factors[c])
+        for c in range(width):
+            dposition[p, c] += float_of_sum(total[c], sums[1, c])
+            total[c] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +130,14 @@ class Embed(Operation):
         run.team.run([(k_embed_fwd, (*arguments, a, b, y)) for a, b in run.team.ranges(len(y))])
         if run.training and self.probability:
             flat = y.reshape(-1)
-            run.team.run(dropout_tasks(run, self.probability, self.site, flat, flat))
+            run.team.run(dropout_tasks(run, self.probability, self.site, flat))
 
     def backward(self, run: Execution) -> None:
         ids = run.tensor(self.inputs["ids"])
         dy = run.gradient(self.outputs["y"])
         if run.training and self.probability:
             flat = dy.reshape(-1)
-            run.team.run(dropout_tasks(run, self.probability, self.site, flat, flat))
+            run.team.run(dropout_tasks(run, self.probability, self.site, flat))
         order, *work = (run.work(self.name, r) for r in ("order", "tops", "sums", "factors"))
         k_sort_tokens(ids.reshape(-1), order)
         gradients = [run.parameter_gradient(self.parameters[r]) for r in ("token", "position")]

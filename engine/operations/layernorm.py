@@ -19,7 +19,7 @@ from engine.numerics.bits import float32_of_bits
 from engine.numerics.fixed_point import INFINITY_BITS, magnitude_bits, power_of_two
 from engine.numerics.jit import kernel
 from engine.numerics.sums import SUM_LANES, float_of_sum, lanes_total, sum_exponent, sum_integer
-from engine.numerics.types import Floats, Longs, Scalar, Words
+from engine.numerics.types import Doubles, Floats, Longs, Scalar, Words
 from engine.operations.base import BufferType, Execution, Operation, Sizes, TensorType
 from engine.threads import Task
 
@@ -42,15 +42,18 @@ def k_layernorm_fwd(
     """x, y [M, d]; gain, bias [d] or empty; mean, rstd [M]; lanes: scratch [32]."""
     d = x.shape[1]
     for t in range(first, last):
+        row, out = x[t], y[t]
         lanes[:] = np.float32(0.0)
         for start in range(0, d, SUM_LANES):
-            for j in range(min(SUM_LANES, d - start)):
-                lanes[j] += x[t, start + j]
+            piece = row[start : min(start + SUM_LANES, d)]
+            for j in range(piece.size):
+                lanes[j] += piece[j]
         m = lanes_total(lanes) / np.float32(d)
         lanes[:] = np.float32(0.0)
         for start in range(0, d, SUM_LANES):
-            for j in range(min(SUM_LANES, d - start)):
-                e = x[t, start + j] - m
+            piece = row[start : min(start + SUM_LANES, d)]
+            for j in range(piece.size):
+                e = piece[j] - m
                 lanes[j] += e * e
         variance = lanes_total(lanes) / np.float32(d)
         r = np.float32(1.0) / np.sqrt(variance + EPSILON)
@@ -58,10 +61,10 @@ def k_layernorm_fwd(
         rstd[t] = r
         if gain.size:
             for c in range(d):
-                y[t, c] = (x[t, c] - m) * r * gain[c] + bias[c]
+                out[c] = (row[c] - m) * r * gain[c] + bias[c]
         else:
             for c in range(d):
-                y[t, c] = (x[t, c] - m) * r
+                out[c] = (row[c] - m) * r
 
 
 @kernel
@@ -75,37 +78,40 @@ def k_layernorm_bwd(
     last: Scalar,
     dx: Floats,
     add: Scalar,
-    row: Floats,
+    g_row: Floats,
     lanes: Floats,
     lanes_n: Floats,
 ) -> None:
-    """dx [M, d] from dy; row [d], lanes and lanes_n [32]: scratch."""
+    """dx [M, d] from dy; g_row [d], lanes and lanes_n [32]: scratch."""
     d = x.shape[1]
     width = np.float32(d)
     for t in range(first, last):
         m = mean[t]
         r = rstd[t]
+        x_row, dy_row, dx_row = x[t], dy[t], dx[t]
         if gain.size:
             for c in range(d):
-                row[c] = dy[t, c] * gain[c]
+                g_row[c] = dy_row[c] * gain[c]
         else:
             for c in range(d):
-                row[c] = dy[t, c]
+                g_row[c] = dy_row[c]
         lanes[:] = np.float32(0.0)
         lanes_n[:] = np.float32(0.0)
         for start in range(0, d, SUM_LANES):
-            for j in range(min(SUM_LANES, d - start)):
-                g = row[start + j]
+            end = min(start + SUM_LANES, d)
+            x_piece, g_piece = x_row[start:end], g_row[start:end]
+            for j in range(g_piece.size):
+                g = g_piece[j]
                 lanes[j] += g
-                lanes_n[j] += g * ((x[t, start + j] - m) * r)
+                lanes_n[j] += g * ((x_piece[j] - m) * r)
         average = lanes_total(lanes) / width
         average_n = lanes_total(lanes_n) / width
         if add:
             for c in range(d):
-                dx[t, c] += r * ((row[c] - average) - (x[t, c] - m) * r * average_n)
+                dx_row[c] += r * ((g_row[c] - average) - (x_row[c] - m) * r * average_n)
         else:
             for c in range(d):
-                dx[t, c] = r * ((row[c] - average) - (x[t, c] - m) * r * average_n)
+                dx_row[c] = r * ((g_row[c] - average) - (x_row[c] - m) * r * average_n)
 
 
 @kernel
@@ -120,36 +126,45 @@ def k_layernorm_bwd_parameters(
     dbias: Floats,
     tops: Words,
     sums: Longs,
+    factors: Doubles,
     flag: Longs,
     slot: Scalar,
 ) -> None:
-    """Columns first..last of dgain and dbias [d]; tops int32 and sums int64 [4, d]: scratch."""
-    tokens = x.shape[0]
-    tops[0:2, first:last] = 0
-    sums[0:2, first:last] = 0
+    """Columns first..last of dgain and dbias [d]; tops [2, d], sums [4, d], factors [2, d]: scratch."""
+    x, dy = x[:, first:last], dy[:, first:last]
+    dgain, dbias = dgain[first:last], dbias[first:last]
+    top_gain, top_bias = tops[0, first:last], tops[1, first:last]
+    factor_gain, factor_bias = factors[0, first:last], factors[1, first:last]
+    sum_gain, sum_bias = sums[0, first:last], sums[1, first:last]
+    s_gain, s_bias = sums[2, first:last], sums[3, first:last]
+    tokens, width = x.shape
+    top_gain[:] = 0
+    top_bias[:] = 0
+    sum_gain[:] = 0
+    sum_bias[:] = 0
     for t in range(tokens):
-        m = mean[t]
-        r = rstd[t]
-        for c in range(first, last):
-            tops[0, c] = max(tops[0, c], magnitude_bits(dy[t, c] * ((x[t, c] - m) * r)))
-            tops[1, c] = max(tops[1, c], magnitude_bits(dy[t, c]))
-    for c in range(first, last):
-        for i in range(2):
-            if tops[i, c] >= INFINITY_BITS:
-                flag[slot] = 1
-                tops[i, c] = 0
-            # Rows 2 and 3 of sums hold the exponents.
-            sums[2 + i, c] = sum_exponent(float32_of_bits(tops[i, c]))
+        m, r, x_row, dy_row = mean[t], rstd[t], x[t], dy[t]
+        for c in range(width):
+            top_gain[c] = max(top_gain[c], magnitude_bits(dy_row[c] * ((x_row[c] - m) * r)))
+            top_bias[c] = max(top_bias[c], magnitude_bits(dy_row[c]))
+    for c in range(width):
+        if top_gain[c] >= INFINITY_BITS or top_bias[c] >= INFINITY_BITS:
+            flag[slot] = 1
+            top_gain[c] = 0
+            top_bias[c] = 0
+        s_gain[c] = sum_exponent(float32_of_bits(top_gain[c]))
+        s_bias[c] = sum_exponent(float32_of_bits(top_bias[c]))
+        factor_gain[c] = power_of_two(s_gain[c])
+        factor_bias[c] = power_of_two(s_bias[c])
     for t in range(tokens):
-        m = mean[t]
-        r = rstd[t]
-        for c in range(first, last):
-            product = dy[t, c] * ((x[t, c] - m) * r)
-            sums[0, c] += sum_integer(product, power_of_two(sums[2, c]))
-            sums[1, c] += sum_integer(dy[t, c], power_of_two(sums[3, c]))
-    for c in range(first, last):
-        dgain[c] += float_of_sum(sums[0, c], sums[2, c])
-        dbias[c] += float_of_sum(sums[1, c], sums[3, c])
+        m, r, x_row, dy_row = mean[t], rstd[t], x[t], dy[t]
+        for c in range(width):
+            product = dy_row[c] * ((x_row[c] - m) * r)
+            sum_gain[c] += sum_integer(product, factor_gain[c])
+            sum_bias[c] += sum_integer(dy_row[c], factor_bias[c])
+    for c in range(width):
+        dgain[c] += float_of_sum(sum_gain[c], s_gain[c])
+        dbias[c] += float_of_sum(sum_bias[c], s_bias[c])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +191,7 @@ class LayerNorm(Operation):
             "row": BufferType((sizes.threads, self.width), "float32"),
             "tops": BufferType((2, self.width), "int32"),
             "sums": BufferType((4, self.width), "int64"),
+            "factors": BufferType((2, self.width), "float64"),
         }
 
     def _gain(self, run: Execution) -> tuple[Floats, Floats]:
@@ -212,7 +228,8 @@ class LayerNorm(Operation):
         ]
         if self.parameters:
             dgain, dbias = (run.parameter_gradient(self.parameters[r]) for r in ("gain", "bias"))
-            work = (run.work(self.name, "tops"), run.work(self.name, "sums"), run.flags, self.index)
+            scratch = [run.work(self.name, role) for role in ("tops", "sums", "factors")]
+            work = (*scratch, run.flags, self.index)
             tasks += [
                 (k_layernorm_bwd_parameters, (x, mean, rstd, dy, a, b, dgain, dbias, *work))
                 for a, b in run.team.ranges(self.width, 16)

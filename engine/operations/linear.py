@@ -21,7 +21,6 @@ from engine.numerics.fixed_point import (
     INFINITY_BITS,
     exponent_for,
     integer_of,
-    integer_of_left_word,
     left_word,
     magnitude_bits,
     multiply_block,
@@ -85,11 +84,13 @@ def k_quantise_columns_to_panels(
         start = p * TILE_COLUMNS
         width = min(TILE_COLUMNS, columns - start)
         _column_exponents(x, start, width, scales, factors, tops, np.int64(8), flag, slot)
+        factor = factors[start : start + width]
         for t in range(depth):
+            row, out = x[t, start : start + width], panels[p, t]
             for j in range(width):
-                panels[p, t, j] = right_word(integer_of(x[t, start + j], factors[start + j]))
+                out[j] = right_word(integer_of(row[j], factor[j]))
             for j in range(width, TILE_COLUMNS):
-                panels[p, t, j] = 0
+                out[j] = 0
 
 
 @kernel
@@ -101,6 +102,7 @@ def k_quantise_columns_to_left(
     scales: Doubles,
     factors: Doubles,
     tops: Words,
+    totals: Longs,
     bias_gradient: Floats,
     flag: Longs,
     slot: Scalar,
@@ -114,17 +116,19 @@ def k_quantise_columns_to_left(
         start = p * TILE_ROWS
         width = min(TILE_ROWS, columns - start)
         _column_exponents(y, start, width, scales, factors, tops, np.int64(0), flag, slot)
+        factor, total = factors[start : start + width], totals[start : start + width]
+        total[:] = 0
         for t in range(depth):
+            row, out = y[t, start : start + width], left[p, t]
             for j in range(width):
-                left[p, t, j] = left_word(integer_of(y[t, start + j], factors[start + j]))
+                q = integer_of(row[j], factor[j])
+                out[j] = left_word(q)
+                total[j] += q
             for j in range(width, TILE_ROWS):
-                left[p, t, j] = 0
+                out[j] = 0
         if bias_gradient.size:
             for j in range(width):
-                total = np.int64(0)
-                for t in range(depth):
-                    total += np.int64(integer_of_left_word(left[p, t, j]))
-                bias_gradient[start + j] += np.float32(np.float64(total) * scales[start + j])
+                bias_gradient[start + j] += np.float32(np.float64(total[j]) * scales[start + j])
 
 
 @kernel
@@ -140,12 +144,14 @@ def _column_exponents(
     slot: Scalar,
 ) -> None:
     """For columns start..start+width of x: factors = 2**s and scales = 2**(shift - s)."""
-    for j in range(start, start + width):
-        tops[j] = 0
+    tops, factors = tops[start : start + width], factors[start : start + width]
+    scales = scales[start : start + width]
+    tops[:] = 0
     for t in range(x.shape[0]):
-        for j in range(start, start + width):
-            tops[j] = max(tops[j], magnitude_bits(x[t, j]))
-    for j in range(start, start + width):
+        row = x[t, start : start + width]
+        for j in range(width):
+            tops[j] = max(tops[j], magnitude_bits(row[j]))
+    for j in range(width):
         s = np.int64(0)
         if tops[j] >= INFINITY_BITS:
             flag[slot] = 1
@@ -190,26 +196,29 @@ def k_linear_rows(
             s = row_exponent(x[start + i], depth, flag, slot)
             row_scales[i] = power_of_two(-s)
             factor = power_of_two(s)
+            row, words = x[start + i], left[i]
             for k in range(depth):
-                left[i, k] = left_word(integer_of(x[start + i, k], factor))
+                words[k] = left_word(integer_of(row[k], factor))
         for p in range(panels.shape[0]):
             column = p * TILE_COLUMNS
             width = min(TILE_COLUMNS, columns - column)
+            column_scales = scales[column : column + width]
+            column_bias = bias[column : column + width]
             for block in range(0, rows, TILE_ROWS):
                 multiply_block(flat, stride, 1, block * stride, panels[p], depth, tile, wide)
                 for i in range(min(TILE_ROWS, rows - block)):
-                    row = start + block + i
-                    scale = row_scales[block + i]
+                    target = out[start + block + i, column : column + width]
+                    source, scale = wide[i], row_scales[block + i]
                     if add:
                         for j in range(width):
-                            out[row, column + j] += np.float32(wide[i, j] * scale * scales[column + j])
+                            target[j] += np.float32(source[j] * scale * column_scales[j])
                     elif bias.size:
                         for j in range(width):
-                            c = np.float32(wide[i, j] * scale * scales[column + j])
-                            out[row, column + j] = c + bias[column + j]
+                            c = np.float32(source[j] * scale * column_scales[j])
+                            target[j] = c + column_bias[j]
                     else:
                         for j in range(width):
-                            out[row, column + j] = np.float32(wide[i, j] * scale * scales[column + j])
+                            target[j] = np.float32(source[j] * scale * column_scales[j])
 
 
 @kernel
@@ -234,14 +243,14 @@ def k_linear_weight_gradient(
     for p in range(panels.shape[0]):
         column = p * TILE_COLUMNS
         width = min(TILE_COLUMNS, columns - column)
+        column_scales = scales[column : column + width]
         for b in range(first, last):
             multiply_block(flat, 1, TILE_ROWS, b * depth * TILE_ROWS, panels[p], depth, tile, wide)
             for i in range(min(TILE_ROWS, rows - b * TILE_ROWS)):
                 n = b * TILE_ROWS + i
+                target, source = gradient[n, column : column + width], wide[i]
                 for j in range(width):
-                    gradient[n, column + j] += np.float32(
-                        wide[i, j] * left_scales[n] * scales[column + j]
-                    )
+                    target[j] += np.float32(source[j] * left_scales[n] * column_scales[j])
 
 
 # --- debug tier -----------------------------------------------------------------------------------------------------
@@ -321,6 +330,7 @@ class Linear(Operation):
             "dy_scales": BufferType((self.wide,), "float64"),
             "dy_factors": BufferType((self.wide,), "float64"),
             "dy_tops": BufferType((self.wide,), "int32"),
+            "dy_totals": BufferType((self.wide,), "int64"),
             "x_panels": BufferType((ceiling(self.deep, TILE_COLUMNS), tokens, TILE_COLUMNS), "int32"),
             "x_scales": BufferType((self.deep,), "float64"),
             "x_factors": BufferType((self.deep,), "float64"),
@@ -406,7 +416,7 @@ class Linear(Operation):
                 (
                     k_quantise_columns_to_left,
                     (dy, a, b, w["dy_left"], w["dy_scales"], w["dy_factors"], w["dy_tops"])
-                    + (bias_gradient, *flags),
+                    + (w["dy_totals"], bias_gradient, *flags),
                 )
                 for a, b in run.team.ranges(blocks)
             ]

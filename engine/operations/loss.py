@@ -1,7 +1,7 @@
 """Cross-entropy of the next token, one loss per token.
 
 Forward   m = max(l), S = sum(exp(l - m)), loss = log(S) - (l[target] - m)
-Backward  dl[v] = (exp(l[v] - m)/S - [v = target]) / tokens in the whole batch;  overwrites dl
+Backward  dl[v] = (exp(l[v] - m)/S - [v = target]) / tokens in the whole batch;  dl takes the place of l
 
 S is an ordered sum over 32 lanes. m and S are kept for the backward pass.
 """
@@ -34,13 +34,15 @@ def k_loss_fwd(
     """logits [M, V], targets [M]; losses, maxima, sums [M]; lanes: scratch [32]."""
     width = logits.shape[1]
     for t in range(first, last):
-        m = logits[t, 0]
-        for v in range(1, width):
-            m = max(m, logits[t, v])
+        row = logits[t]
+        m = row[0]
+        for v in range(width):
+            m = max(m, row[v])
         lanes[:] = np.float32(0.0)
         for start in range(0, width, SUM_LANES):
-            for j in range(min(SUM_LANES, width - start)):
-                lanes[j] += exp32(logits[t, start + j] - m)
+            piece = row[start : min(start + SUM_LANES, width)]
+            for j in range(piece.size):
+                lanes[j] += exp32(piece[j] - m)
         total = lanes_total(lanes)
         maxima[t] = m
         sums[t] = total
@@ -56,18 +58,18 @@ def k_loss_bwd(
     scale: Scalar,
     first: Scalar,
     last: Scalar,
-    dlogits: Floats,
 ) -> None:
-    """dlogits [M, V] may be logits; scale = fp32(1 / tokens in the whole batch)."""
+    """logits [M, V] become their gradient; scale = fp32(1 / tokens in the whole batch)."""
     width = logits.shape[1]
     for t in range(first, last):
         m = maxima[t]
         total = sums[t]
         target = targets[t]
         wanted = exp32(logits[t, target] - m) / total - np.float32(1.0)
+        row = logits[t]
         for v in range(width):
-            dlogits[t, v] = exp32(logits[t, v] - m) / total * scale
-        dlogits[t, target] = wanted * scale
+            row[v] = exp32(row[v] - m) / total * scale
+        row[target] = wanted * scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,17 +104,13 @@ class Loss(Operation):
         )
 
     def backward(self, run: Execution) -> None:
-        logits = run.tensor(self.inputs["logits"])
-        width = logits.shape[-1]
-        dlogits = run.gradient(self.inputs["logits"]).reshape(-1, width)
+        logits = run.gradient(self.inputs["logits"])
+        logits = logits.reshape(-1, logits.shape[-1])
         targets = run.tensor(self.inputs["targets"]).reshape(-1)
         maxima, sums = (run.tensor(self.outputs[r]).reshape(-1) for r in ("maxima", "sums"))
         run.team.run(
             [
-                (
-                    k_loss_bwd,
-                    (logits.reshape(-1, width), targets, maxima, sums, run.loss_scale, a, b, dlogits),
-                )
-                for a, b in run.team.ranges(len(dlogits))
+                (k_loss_bwd, (logits, targets, maxima, sums, run.loss_scale, a, b))
+                for a, b in run.team.ranges(len(logits))
             ]
         )

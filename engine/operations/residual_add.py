@@ -1,7 +1,7 @@
 """The residual sum, with dropout on the branch.
 
-Forward   y = x + branch * keep * 1/(1-p)
-Backward  dx = dy (or += dy),  dbranch = dy * keep * 1/(1-p)
+Forward   y = x + branch * keep * 1/(1-p);  y takes the place of branch
+Backward  dbranch = dy * keep * 1/(1-p),  dx = dy in place (or += dy where x already has a gradient)
 """
 
 from collections.abc import Mapping
@@ -16,20 +16,22 @@ from engine.operations.dropout import dropout_tasks
 
 
 @kernel
-def k_residual_add_fwd(x: Floats, branch: Floats, first: Scalar, last: Scalar, y: Floats) -> None:
-    """Flat arrays; y may be branch."""
-    for i in range(first, last):
-        y[i] = x[i] + branch[i]
+def k_residual_add_fwd(x: Floats, first: Scalar, last: Scalar, y: Floats) -> None:
+    """Flat arrays; y holds the branch and becomes the sum."""
+    x, y = x[first:last], y[first:last]
+    for i in range(x.size):
+        y[i] = x[i] + y[i]
 
 
 @kernel
 def k_residual_add_bwd(dy: Floats, first: Scalar, last: Scalar, dx: Floats, add: Scalar) -> None:
-    """dx = dy or dx += dy on flat arrays; dx may be dy."""
+    """dx = dy or dx += dy on flat arrays."""
+    dy, dx = dy[first:last], dx[first:last]
     if add:
-        for i in range(first, last):
+        for i in range(dx.size):
             dx[i] += dy[i]
     else:
-        for i in range(first, last):
+        for i in range(dx.size):
             dx[i] = dy[i]
 
 
@@ -53,21 +55,18 @@ class ResidualAdd(Operation):
         return {"y": types["x"]}
 
     def forward(self, run: Execution) -> None:
-        x, branch = (run.tensor(self.inputs[r]).reshape(-1) for r in ("x", "branch"))
+        x = run.tensor(self.inputs["x"]).reshape(-1)
         y = run.tensor(self.outputs["y"]).reshape(-1)
         if run.training and self.probability:
-            run.team.run(dropout_tasks(run, self.probability, self.site, branch, branch))
-        run.team.run(
-            [(k_residual_add_fwd, (x, branch, a, b, y)) for a, b in run.team.ranges(x.size, 64)]
-        )
+            run.team.run(dropout_tasks(run, self.probability, self.site, y))
+        run.team.run([(k_residual_add_fwd, (x, a, b, y)) for a, b in run.team.ranges(x.size, 64)])
 
     def backward(self, run: Execution) -> None:
         dy = run.gradient(self.outputs["y"]).reshape(-1)
         dx, dbranch = (run.gradient(self.inputs[r]).reshape(-1) for r in ("x", "branch"))
         ranges = run.team.ranges(dy.size, 64)
+        run.team.run([(k_residual_add_bwd, (dy, a, b, dbranch, False)) for a, b in ranges])
         if run.training and self.probability:
-            run.team.run(dropout_tasks(run, self.probability, self.site, dy, dbranch))
-        else:
-            run.team.run([(k_residual_add_bwd, (dy, a, b, dbranch, False)) for a, b in ranges])
-        add = run.accumulates(self.name, "x")
-        run.team.run([(k_residual_add_bwd, (dy, a, b, dx, add)) for a, b in ranges])
+            run.team.run(dropout_tasks(run, self.probability, self.site, dbranch))
+        if run.accumulates(self.name, "x"):
+            run.team.run([(k_residual_add_bwd, (dy, a, b, dx, True)) for a, b in ranges])
