@@ -16,6 +16,7 @@ from engine.numerics.types import Array, Words
 from engine.plan import Plan, make_plan
 from engine.program import build_program
 from engine.schedule import step_values
+from engine.self_test import check_machine
 from engine.spec import ModelSpec, Tier, TrainSpec
 
 DIGEST_BYTES = 32
@@ -55,6 +56,7 @@ class Trainer:
         self, model: ModelSpec, train: TrainSpec, tier: Tier, batches: BatchSource, *, threads: int
     ) -> None:
         """Plans and allocates; raises PlanRefused if memory does not suffice. Call initialise() or load_state() next."""
+        check_machine()
         self.model = model
         self.train = train
         self.program = build_program(model)
