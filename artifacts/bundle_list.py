@@ -3,41 +3,25 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from artifacts.errors import Corrupt, InvalidInput, RunDiffers, UnknownVersion
+from artifacts.canonical import JSON
+from artifacts.document import make_document, open_document
+from artifacts.errors import Corrupt, InvalidInput, RunDiffers
 from artifacts.hashing import is_hash, require_hash
 from artifacts.sealed import read_sealed, seal
 from artifacts.store import Store
 
-_VERSION = 1
-_FIELDS = {"bundles", "format", "version"}
-
 
 def write_bundle_list(store: Store, path: Path, kind: str, bundles: Mapping[int, str]) -> None:
     """Replaces the list at `path` atomically."""
-    store.write_file(
-        path,
-        seal(
-            {
-                "bundles": [{"bundle": bundles[step], "step": step} for step in sorted(bundles)],
-                "format": kind,
-                "version": _VERSION,
-            }
-        ),
-    )
+    entries: list[JSON] = [{"bundle": bundles[step], "step": step} for step in sorted(bundles)]
+    store.write_file(path, seal(make_document(kind, {"bundles": entries})))
 
 
 def read_bundle_list(path: Path, kind: str, what: str) -> dict[int, str]:
     """The bundles of a list by step, ascending. Missing or Corrupt, naming `what`."""
-    value = read_sealed(path, what)
-    if not isinstance(value, dict) or value.get("format") != kind:
-        raise Corrupt(f"{what}: {path} is not a list of bundles ({kind})")
-    if value.get("version") != _VERSION:
-        raise UnknownVersion(
-            f"{what}: {path} has version {value.get('version')!r}, this program reads {_VERSION}"
-        )
-    entries = value.get("bundles")
-    if set(value) != _FIELDS or not isinstance(entries, list):
-        raise Corrupt(f"{what}: {path} has unexpected fields")
+    entries = open_document(read_sealed(path, what), kind, {"bundles"}, what)["bundles"]
+    if not isinstance(entries, list):
+        raise Corrupt(f"{what}: {path} has no list of bundles")
     bundles: dict[int, str] = {}
     for entry in entries:
         if not isinstance(entry, dict) or set(entry) != {"bundle", "step"}:

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from artifacts import canonical
 from artifacts.canonical import JSON
-from artifacts.errors import Corrupt, InvalidInput, UnknownVersion
+from artifacts.document import make_document, open_document
+from artifacts.errors import Corrupt, InvalidInput
 from artifacts.hashing import is_hash
 
 CHUNK_SIZE = 4 * 2**20
@@ -18,8 +19,6 @@ CHUNK_SIZE = 4 * 2**20
 equal chunks."""
 
 _FORMAT = "samebits bundle"
-_VERSION = 1
-_FIELDS = {"format", "state", "tensors", "version"}
 _TENSOR_FIELDS = {"chunks", "dtype", "name", "shape"}
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*", re.ASCII)
 _MAX_NAME = 200
@@ -83,22 +82,16 @@ def check_name(name: str) -> str:
 
 def write_manifest(manifest: Manifest) -> bytes:
     """The canonical bytes of a manifest. InvalidInput if it could not be read again."""
-    data = canonical.dumps(
+    tensors: list[JSON] = [
         {
-            "format": _FORMAT,
-            "state": manifest.state,
-            "tensors": [
-                {
-                    "chunks": entry.chunks,
-                    "dtype": entry.dtype,
-                    "name": entry.name,
-                    "shape": entry.shape,
-                }
-                for entry in manifest.tensors
-            ],
-            "version": _VERSION,
+            "chunks": entry.chunks,
+            "dtype": entry.dtype,
+            "name": entry.name,
+            "shape": entry.shape,
         }
-    )
+        for entry in manifest.tensors
+    ]
+    data = canonical.dumps(make_document(_FORMAT, {"state": manifest.state, "tensors": tensors}))
     try:
         read_manifest(data, "manifest")
     except Corrupt as error:
@@ -109,15 +102,7 @@ def write_manifest(manifest: Manifest) -> bytes:
 def read_manifest(data: bytes | memoryview, what: str) -> Manifest:
     """The manifest whose canonical bytes are `data`. Corrupt, naming `what`, unless everything in
     it fits together."""
-    value = canonical.loads(bytes(data), what)
-    if not isinstance(value, dict) or value.get("format") != _FORMAT:
-        raise Corrupt(f"{what}: not the manifest of a bundle")
-    if value.get("version") != _VERSION:
-        raise UnknownVersion(
-            f"{what}: bundle version {value.get('version')!r}, this program reads {_VERSION}"
-        )
-    if set(value) != _FIELDS:
-        raise Corrupt(f"{what}: fields {sorted(value)}, expected {sorted(_FIELDS)}")
+    value = open_document(canonical.loads(bytes(data), what), _FORMAT, {"state", "tensors"}, what)
     state, tensors = value["state"], value["tensors"]
     if not isinstance(state, dict) or not isinstance(tensors, list):
         raise Corrupt(f"{what}: state has to be an object and tensors a list")

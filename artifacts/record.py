@@ -8,12 +8,12 @@ from pydantic import ConfigDict, Field, JsonValue
 
 from artifacts import canonical, index
 from artifacts.bundle import load_manifest
-from artifacts.errors import Corrupt, InvalidInput, UnknownVersion
+from artifacts.document import make_document, open_document
+from artifacts.errors import Corrupt, InvalidInput
 from artifacts.hashing import hash_bytes, require_hash
 from artifacts.store import Store
 
 _FORMAT = "samebits record"
-_VERSION = 1
 _DIGEST_SIZE = 32
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -93,23 +93,14 @@ def read_digests(store: Store, record: Record) -> list[bytes]:
 
 def dumps(record: Record) -> bytes:
     """The canonical bytes of a record; their BLAKE3 is its hash."""
-    return canonical.dumps(
-        {"format": _FORMAT, "version": _VERSION, **record.model_dump(mode="json")}
-    )
+    return canonical.dumps(make_document(_FORMAT, record.model_dump(mode="json")))
 
 
 def loads(data: bytes, what: str) -> Record:
     """The record whose canonical bytes are `data`; Corrupt or UnknownVersion, naming `what`."""
-    value = canonical.loads(data, what)
-    if not isinstance(value, dict) or value.get("format") != _FORMAT:
-        raise Corrupt(f"{what}: not a record")
-    if value.get("version") != _VERSION:
-        raise UnknownVersion(
-            f"{what}: record version {value.get('version')!r}, this program reads {_VERSION}"
-        )
-    fields: dict[str, Any] = {
-        name: item for name, item in value.items() if name not in ("format", "version")
-    }
+    fields: Any = open_document(
+        canonical.loads(data, what), _FORMAT, set(Record.model_fields), what
+    )
     try:
         return Record(**fields)
     except pydantic.ValidationError as error:

@@ -20,13 +20,13 @@ from artifacts import durable, filesystem
 from artifacts.bundle import load_manifest, verify_bundle
 from artifacts.bundle_list import merge_bundles, read_bundle_list, write_bundle_list
 from artifacts.canonical import JSON
+from artifacts.document import make_document, open_document
 from artifacts.errors import (
     Corrupt,
     DamagedBundle,
     InvalidInput,
     Missing,
     RunLocked,
-    UnknownVersion,
 )
 from artifacts.process import Process, this_process
 from artifacts.sealed import read_sealed, seal
@@ -37,7 +37,6 @@ Status = Literal["running", "interrupted", "complete", "failed"]
 _BUNDLES = "samebits run bundles"
 _STATE = "samebits run state"
 _LINEAGE = "samebits run lineage"
-_VERSION = 1
 _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9_-]{0,62}[a-z0-9])?", re.ASCII)
 
 log = logging.getLogger(__name__)
@@ -237,18 +236,8 @@ def _state_json(status: Status, process: Process) -> JSON:
 
 
 def _write(store: Store, path: Path, kind: str, value: JSON) -> None:
-    store.write_file(path, seal({"format": kind, "value": value, "version": _VERSION}))
+    store.write_file(path, seal(make_document(kind, {"value": value})))
 
 
 def _read(path: Path, kind: str, what: str) -> JSON:
-    value = read_sealed(path, what)
-    if not isinstance(value, dict) or value.get("format") != kind:
-        raise Corrupt(f"{what}: {path} is not a file of this kind ({kind})")
-    if value.get("version") != _VERSION:
-        raise UnknownVersion(
-            f"{what}: version {value.get('version')!r}, this program reads {_VERSION}"
-        )
-    if set(value) != {"format", "value", "version"}:
-        raise Corrupt(f"{what}: {path} has unexpected fields")
-    result: JSON = value["value"]
-    return result
+    return open_document(read_sealed(path, what), kind, {"value"}, what)["value"]

@@ -191,7 +191,7 @@ def test_a_bundle_larger_than_memory_is_refused(store, tensors, monkeypatch):
 
 
 def test_a_hash_of_something_else_is_not_a_bundle(store):
-    with pytest.raises(Corrupt, match="not the manifest"):
+    with pytest.raises(Corrupt, match="not a document of the kind 'samebits bundle'"):
         load_bundle(store, store.put(b"{}"))
     with pytest.raises(InvalidInput, match="64 lower-case"):
         load_bundle(store, "../../etc/passwd")
