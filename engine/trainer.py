@@ -55,7 +55,7 @@ class Trainer:
     def __init__(
         self, model: ModelSpec, train: TrainSpec, tier: Tier, batches: BatchSource, *, threads: int
     ) -> None:
-        """Plans and allocates; raises PlanRefused if memory does not suffice. Call initialise() or load_state() next."""
+        """Plan and allocate; PlanRefused if memory does not suffice. Call initialise() or load_state() next."""
         check_machine()
         self.model = model
         self.train = train

@@ -9,7 +9,7 @@ from engine.digest import Sums
 from engine.numerics.fixed_point import INFINITY_BITS, magnitude_bits
 from engine.numerics.jit import kernel
 from engine.numerics.sums import sum_integer
-from engine.numerics.types import Array, Floats, Longs, Words
+from engine.numerics.types import Array, Floats, Longs, Scalar, Words
 from engine.operations.base import BufferType, Sizes
 from engine.optimizer import (
     NORM_CHUNK,
@@ -31,7 +31,7 @@ ADAMW_PIECE = 1 << 16  # elements of one task
 
 
 @kernel
-def k_loss_total(losses: Floats, flag: Longs, slot: int) -> int:
+def k_loss_total(losses: Floats, flag: Longs, slot: int) -> Scalar:
     """Sum over tokens of rint(loss * 2**30), an integer; sets flag[slot] where a loss is not finite or above 2**20."""
     total = np.int64(0)
     for t in range(losses.size):

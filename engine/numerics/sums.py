@@ -10,13 +10,13 @@ import numpy as np
 from engine.numerics.bits import bits_of_float64
 from engine.numerics.fixed_point import power_of_two
 from engine.numerics.jit import device_function
-from engine.numerics.types import Floats, Scalar
+from engine.numerics.types import Array, Scalar
 
 SUM_LANES = 32
 
 
 @device_function
-def lanes_total(lanes: Floats) -> Scalar:
+def lanes_total(lanes: Array) -> Scalar:
     """The tree over 32 lanes; overwrites `lanes`."""
     half = 16
     while half > 0:

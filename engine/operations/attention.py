@@ -647,7 +647,9 @@ class Attention(Operation):
         }
         return {r: BufferType((sizes.threads, *s), d) for r, (s, d) in shapes.items()}
 
-    def _head_tasks(self, run: Execution, function: Callable[..., None], arrays: list[Array], work: list[str]) -> list[Task]:
+    def _head_tasks(
+        self, run: Execution, function: Callable[..., None], arrays: list[Array], work: list[str]
+    ) -> list[Task]:
         """Tasks over all (sequence, head) pairs; each thread has its own slice of the scratch buffers."""
         qkv = run.tensor(self.inputs["qkv"])
         scale = np.float32(1.0 / sqrt(self.width))

@@ -113,7 +113,7 @@ class Operation(ABC):
         """Buffers computed from the parameters once per step, such as quantised weights."""
         return {}
 
-    def prepare(self, run: Execution) -> None:
+    def prepare(self, run: Execution) -> None:  # noqa: B027 -- most operations derive nothing
         """Compute the derived buffers."""
 
     @abstractmethod
