@@ -74,9 +74,7 @@ def save_bundle(
             for name in sorted(flat)
             for number, content in enumerate(split(flat[name]))
         ]
-        hashes = parallel(
-            lambda chunk: store.write_object(chunk.content, chunk.width), chunks, threads
-        )
+        hashes = parallel(lambda chunk: store.write_object(chunk.content, chunk.width), chunks, threads)
         by_tensor: dict[str, list[str]] = {name: [] for name in flat}
         for chunk, name in zip(chunks, hashes, strict=True):
             by_tensor[chunk.tensor].append(name)
@@ -105,7 +103,10 @@ def load_bundle(store: Store, name: str, into: Mapping[str, Array] | None = None
     with store.using():
         manifest = load_manifest(store, name)
         tensors = allocate(manifest, into or {}, f"bundle {name}")
-        parallel(lambda chunk: _load_chunk(store, name, manifest, chunk), _targets(tensors))
+        parallel(
+            lambda chunk: load_chunk(store, name, manifest.tensor(chunk.tensor), chunk.number, chunk.content),
+            _targets(tensors),
+        )
     return Bundle(tensors, manifest.state)
 
 
@@ -114,9 +115,7 @@ def verify_bundle(store: Store, name: str) -> Manifest:
     `load_bundle`."""
     with store.using():
         manifest = load_manifest(store, name)
-        tasks = [
-            (entry, number) for entry in manifest.tensors for number in range(len(entry.chunks))
-        ]
+        tasks = [(entry, number) for entry in manifest.tensors for number in range(len(entry.chunks))]
         parallel(lambda task: read_chunk(store, name, *task), tasks)
     return manifest
 
@@ -124,27 +123,24 @@ def verify_bundle(store: Store, name: str) -> Manifest:
 def read_chunk(store: Store, bundle: str, entry: TensorEntry, number: int) -> memoryview:
     """The verified bytes of one chunk. Missing or Corrupt, naming bundle, tensor, chunk and
     object."""
-    expected = entry.chunk_length(number)
-    try:
-        content = store.view(entry.chunks[number], limit=expected)
-        if len(content) != expected:
-            raise Corrupt(
-                f"object {entry.chunks[number]}: expected {expected} bytes, found {len(content)}"
-            )
-    except Corrupt as error:
-        raise type(error)(
-            f"bundle {bundle}: tensor {entry.name}, chunk {number}: {error}"
-        ) from error
+    content = memoryview(bytearray(entry.chunk_length(number)))
+    load_chunk(store, bundle, entry, number, content)
     return content
+
+
+def load_chunk(store: Store, bundle: str, entry: TensorEntry, number: int, target: memoryview) -> None:
+    """`read_chunk` into `target`, which has to have the chunk's length."""
+    try:
+        store.read_into(entry.chunks[number], target)
+    except Corrupt as error:
+        raise type(error)(f"bundle {bundle}: tensor {entry.name}, chunk {number}: {error}") from error
 
 
 def flat_bytes(name: str, tensor: Array) -> memoryview:
     """The canonical bytes of a tensor: C order, little-endian. A view where the tensor already lies
     so."""
     if tensor.dtype.name not in TensorEntry.ITEM_SIZES:
-        raise InvalidInput(
-            f"tensor {name}: dtype {tensor.dtype} is not one of {', '.join(TensorEntry.ITEM_SIZES)}"
-        )
+        raise InvalidInput(f"tensor {name}: dtype {tensor.dtype} is not one of {', '.join(TensorEntry.ITEM_SIZES)}")
     little = np.ascontiguousarray(tensor, dtype=tensor.dtype.newbyteorder("<"))
     return little.reshape(-1).view(np.uint8).data
 
@@ -183,9 +179,7 @@ def allocate(manifest: Manifest, into: Mapping[str, Array], what: str) -> dict[s
     return tensors
 
 
-def parallel(
-    task: Callable[[Any], _T], items: Iterable[Any], threads: int | None = None
-) -> list[_T]:
+def parallel(task: Callable[[Any], _T], items: Iterable[Any], threads: int | None = None) -> list[_T]:
     """`task` of every item, in order; the first error ends it and is raised.
 
     Hashing, compressing and reading release the interpreter's lock, so threads are enough. Unless
@@ -209,13 +203,5 @@ def _targets(tensors: Mapping[str, Array]) -> list[_Chunk]:
     chunks = []
     for name, tensor in tensors.items():
         flat = tensor.reshape(-1).view(np.uint8).data
-        chunks += [
-            _Chunk(name, number, tensor.dtype.itemsize, part)
-            for number, part in enumerate(split(flat))
-        ]
+        chunks += [_Chunk(name, number, tensor.dtype.itemsize, part) for number, part in enumerate(split(flat))]
     return chunks
-
-
-def _load_chunk(store: Store, bundle: str, manifest: Manifest, target: _Chunk) -> None:
-    entry = manifest.tensor(target.tensor)
-    target.content[:] = read_chunk(store, bundle, entry, target.number)

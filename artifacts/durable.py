@@ -32,9 +32,7 @@ def write_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def write_whole(
-    target: Path, parts: Iterable[bytes | memoryview], temporary: Path, mode: int = 0o644
-) -> None:
+def write_whole(target: Path, parts: Iterable[bytes | memoryview], temporary: Path, mode: int = 0o644) -> None:
     """Writes `target` through a synced file in the folder `temporary`, replacing what was there.
 
     The entry in `target`'s folder is not durable before the caller has synced that folder.

@@ -42,11 +42,7 @@ def encode(content: memoryview, width: int, level: int) -> list[bytes | memoryvi
     shrinks by less than 1/32 is kept raw, because it is then read back sooner.
     """
     shuffled = content if width == 1 else _shuffle(content, width)
-    # BLAKE3 already covers the content, so the frame carries no checksum of its own.
-    compressor = zstandard.ZstdCompressor(
-        level=level, write_checksum=False, write_content_size=True
-    )
-    compressed = compressor.compress(shuffled)
+    compressed = _compressor(width, level).compress(shuffled)
     if len(compressed) > len(content) - len(content) // 32 - 1:
         return [_HEADER.pack(_MAGIC, _VERSION, _RAW, 1, 0, len(content)), content]
     return [_HEADER.pack(_MAGIC, _VERSION, _ZSTD, width, 0, len(content)), compressed]
@@ -57,6 +53,24 @@ def decode(file: bytes, limit: int, what: str) -> memoryview:
 
     The caller still has to compare the content's hash with the object's name.
     """
+    stored, width = _open(file, limit, what)
+    return stored if width == 1 else _unshuffle(stored, width, memoryview(bytearray(len(stored))))
+
+
+def decode_into(file: bytes, target: memoryview, what: str) -> None:
+    """`decode` into `target`, which the content has to fill. After an error its bytes are
+    undefined."""
+    stored, width = _open(file, len(target), what)
+    if len(stored) != len(target):
+        raise Corrupt(f"{what}: expected {len(target)} bytes, found {len(stored)}")
+    if width == 1:
+        target[:] = stored
+    else:
+        _unshuffle(stored, width, target)
+
+
+def _open(file: bytes, limit: int, what: str) -> tuple[memoryview, int]:
+    """The content as stored, at most `limit` bytes, and the width it is shuffled with."""
     if len(file) < HEADER_SIZE:
         raise Corrupt(f"{what}: {len(file)} bytes, shorter than an object header")
     magic, version, encoding, width, reserved, length = _HEADER.unpack_from(file)
@@ -72,9 +86,24 @@ def decode(file: bytes, limit: int, what: str) -> memoryview:
     if encoding == _RAW:
         if width != 1 or len(payload) != length:
             raise Corrupt(f"{what}: declares {length} raw bytes, holds {len(payload)}")
-        return payload
-    stored = memoryview(_decompress(payload, length, what))
-    return stored if width == 1 else _unshuffle(stored, width)
+        return payload, width
+    return memoryview(_decompress(payload, length, what)), width
+
+
+def _compressor(width: int, level: int) -> zstandard.ZstdCompressor:
+    """One per call: a compressor must not be shared by threads, and making one costs nothing."""
+    # Numbers hardly repeat strings of bytes: what shrinks is the entropy of the exponents. With so
+    # small a table and so long a shortest match the search finds runs of one value and little else,
+    # which on trained weights takes half the time and leaves 1 % less than the level's own choice.
+    search = {"hash_log": 6, "min_match": 7} if width > 1 else {}
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        level,
+        # BLAKE3 already covers the content, so the frame carries no checksum of its own.
+        write_checksum=False,
+        write_content_size=True,
+        **search,
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters)
 
 
 def _decompress(payload: memoryview, length: int, what: str) -> bytes:
@@ -110,14 +139,14 @@ def _shuffle(content: memoryview, width: int) -> memoryview:
     return target.data
 
 
-def _unshuffle(content: memoryview, width: int) -> memoryview:
-    """The inverse of `_shuffle`."""
+def _unshuffle(content: memoryview, width: int, result: memoryview) -> memoryview:
+    """The inverse of `_shuffle`, written to `result` and returned."""
     count = len(content) // width
     source = np.frombuffer(content, np.uint8)
-    target = np.empty(len(content), np.uint8)
+    target = np.frombuffer(result, np.uint8)
     numbers = target[: count * width].reshape(count, width)
     planes = source[: count * width].reshape(width, count)
     for plane in range(width):
         numbers[:, plane] = planes[plane]
     target[count * width :] = source[count * width :]
-    return target.data
+    return result

@@ -73,9 +73,7 @@ class SaveFailed(ArtifactError):
         if last is None:
             remedy = "No bundle was saved before."
         else:
-            remedy = (
-                f"The last whole bundle is {last}: go on from it with `reproduce resume {last}`"
-            )
+            remedy = f"The last whole bundle is {last}: go on from it with `reproduce resume {last}`"
         super().__init__(f"saving a bundle failed: {cause}\n{remedy}")
         # A medium that fails without saying how is as good as damaged.
         self.exit_code = getattr(cause, "exit_code", Corrupt.exit_code)

@@ -97,9 +97,7 @@ def import_folder(store: Store, directory: str | Path) -> str:
 
 
 def _manifest_bytes(directory: Path) -> bytes:
-    return durable.read_whole(
-        directory / _MANIFEST, canonical.MAX_BYTES, f"bundle folder {directory}"
-    )
+    return durable.read_whole(directory / _MANIFEST, canonical.MAX_BYTES, f"bundle folder {directory}")
 
 
 def _tensor_path(directory: Path, number: int) -> Path:

@@ -62,9 +62,7 @@ def gc(
             )
         unreached = tuple(name for name in store.objects() if name not in found.needed)
         leftovers = tuple(
-            path
-            for path in (*store.strays(), *store.temporary_files())
-            if not filesystem.is_directory(path)
+            path for path in (*store.strays(), *store.temporary_files()) if not filesystem.is_directory(path)
         )
         paths = [*map(store.object_path, unreached), *leftovers]
         report = GcReport(

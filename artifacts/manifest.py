@@ -74,8 +74,7 @@ def check_name(name: str) -> str:
     """`name` itself; InvalidInput if a tensor may not be called so."""
     if not _is_name(name):
         raise InvalidInput(
-            f"tensor name {name!r}: expected at most {_MAX_NAME} of "
-            "A-Z a-z 0-9 _ . - in parts joined by /"
+            f"tensor name {name!r}: expected at most {_MAX_NAME} of A-Z a-z 0-9 _ . - in parts joined by /"
         )
     return name
 
@@ -127,8 +126,7 @@ def _read_tensor(value: JSON, what: str) -> TensorEntry:
     expected = -(-entry.nbytes // CHUNK_SIZE)
     if len(entry.chunks) != expected:
         raise Corrupt(
-            f"{what}: tensor {name}: {dtype}{list(entry.shape)} takes {expected} chunks, "
-            f"{len(entry.chunks)} are listed"
+            f"{what}: tensor {name}: {dtype}{list(entry.shape)} takes {expected} chunks, {len(entry.chunks)} are listed"
         )
     return entry
 

@@ -51,9 +51,7 @@ class Process:
 
 def this_process() -> Process:
     """The calling process."""
-    return Process(
-        pid=os.getpid(), host=socket.gethostname(), boot=_boot(), started=_started(os.getpid())
-    )
+    return Process(pid=os.getpid(), host=socket.gethostname(), boot=_boot(), started=_started(os.getpid()))
 
 
 def _boot() -> str:

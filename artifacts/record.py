@@ -84,10 +84,7 @@ def read_digests(store: Store, record: Record) -> list[bytes]:
     """The digests of all steps of a record; Corrupt if there are more or fewer than steps."""
     data = store.get(record.digests)
     if len(data) != _DIGEST_SIZE * record.steps:
-        raise Corrupt(
-            f"object {record.digests}: {len(data)} bytes, "
-            f"expected the digests of {record.steps} steps"
-        )
+        raise Corrupt(f"object {record.digests}: {len(data)} bytes, expected the digests of {record.steps} steps")
     return [data[at : at + _DIGEST_SIZE] for at in range(0, len(data), _DIGEST_SIZE)]
 
 
@@ -98,9 +95,7 @@ def dumps(record: Record) -> bytes:
 
 def loads(data: bytes, what: str) -> Record:
     """The record whose canonical bytes are `data`; Corrupt or UnknownVersion, naming `what`."""
-    fields: Any = open_document(
-        canonical.loads(data, what), _FORMAT, set(Record.model_fields), what
-    )
+    fields: Any = open_document(canonical.loads(data, what), _FORMAT, set(Record.model_fields), what)
     try:
         return Record(**fields)
     except pydantic.ValidationError as error:

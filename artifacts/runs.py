@@ -203,9 +203,7 @@ def replace_list(store: Store, run_id: str, bundles: Mapping[int, str]) -> None:
 
 def _folder(store: Store, run_id: str) -> Path:
     if _RUN_ID.fullmatch(run_id) is None:
-        raise InvalidInput(
-            f"run {run_id!r}: expected 1 to 64 of a-z 0-9 _ -, a letter or digit at both ends"
-        )
+        raise InvalidInput(f"run {run_id!r}: expected 1 to 64 of a-z 0-9 _ -, a letter or digit at both ends")
     return store.path / "runs" / run_id
 
 

@@ -34,9 +34,7 @@ class Store:
     than a store, UnknownVersion, Missing (read-only and not there).
     """
 
-    def __init__(
-        self, path: str | Path, read_only: bool = False, level: int = encoding.DEFAULT_LEVEL
-    ) -> None:
+    def __init__(self, path: str | Path, read_only: bool = False, level: int = encoding.DEFAULT_LEVEL) -> None:
         self.path = Path(path).absolute()
         self.read_only = read_only
         self.level = level
@@ -66,10 +64,19 @@ class Store:
         what = f"object {name}"
         file = durable.read_whole(path, encoding.HEADER_SIZE + limit, what)
         content = encoding.decode(file, limit, what)
-        found = hash_bytes(content)
-        if found != name:
-            raise Corrupt(f"{what}: content has hash {found} ({path})")
+        self._check_hash(name, hash_bytes(content))
         return content
+
+    def read_into(self, name: str, target: memoryview) -> None:
+        """Reads object `name` into `target`, which it has to fill; otherwise as `get`.
+
+        After an error the bytes of `target` are undefined.
+        """
+        path = self.object_path(name)
+        what = f"object {name}"
+        file = durable.read_whole(path, encoding.HEADER_SIZE + len(target), what)
+        encoding.decode_into(file, target, what)
+        self._check_hash(name, hash_bytes(target))
 
     def has(self, name: str) -> bool:
         """Whether a file of object `name` is there; its content is only checked by `get`."""
@@ -176,6 +183,11 @@ class Store:
 
     # Inside
 
+    def _check_hash(self, name: str, found: str) -> None:
+        if found != name:
+            path = self.object_path(name)
+            raise Corrupt(f"object {name}: content has hash {found} ({path})")
+
     def _sync_folders(self, folders: Iterable[Path]) -> None:
         # Folders that were there already are synced too: the process that made them may not have
         # come to it yet.
@@ -227,16 +239,12 @@ class Store:
             if entry in _FOLDERS and not filesystem.list_directory(self.path / entry):
                 continue
             if not filesystem.exists(self.path / FORMAT_FILE):  # else another process was faster
-                raise InvalidInput(
-                    f"{self.path} is neither a store ({FORMAT_FILE} is missing) nor empty ({entry})"
-                )
+                raise InvalidInput(f"{self.path} is neither a store ({FORMAT_FILE} is missing) nor empty ({entry})")
 
     def _check_format(self) -> None:
         found = durable.read_whole(self.path / FORMAT_FILE, 64, "store format")
         if found == FORMAT:
             return
         if found.startswith(_FORMAT_PREFIX):
-            raise UnknownVersion(
-                f"store {self.path} has format {found!r}, this program reads {FORMAT!r}"
-            )
+            raise UnknownVersion(f"store {self.path} has format {found!r}, this program reads {FORMAT!r}")
         raise Corrupt(f"store {self.path}: {FORMAT_FILE} should be {FORMAT!r}, is {found!r}")

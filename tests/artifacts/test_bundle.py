@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -16,11 +16,7 @@ DTYPES = [np.dtype(name) for name in TensorEntry.ITEM_SIZES]
 
 
 def same_bits(left, right):
-    return (
-        left.dtype == right.dtype
-        and left.shape == right.shape
-        and left.tobytes() == right.tobytes()
-    )
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
 def test_round_trip(store, tensors):
@@ -31,6 +27,7 @@ def test_round_trip(store, tensors):
     assert all(same_bits(bundle.tensors[key], tensors[key]) for key in tensors)
 
 
+@settings(max_examples=50)
 @given(
     st.sampled_from(DTYPES).flatmap(
         lambda dtype: hnp.arrays(
@@ -55,16 +52,10 @@ def test_chunk_boundaries(store, size):
 
 
 def test_the_hash_does_not_depend_on_level_order_or_layout(tmp_path, tensors):
-    names = {
-        save_bundle(Store(tmp_path / f"{level}", level=level), tensors, STATE)
-        for level in (-5, 1, 3, 19)
-    }
+    names = {save_bundle(Store(tmp_path / f"{level}", level=level), tensors, STATE) for level in (-5, 1, 3, 19)}
     turned = dict(reversed(tensors.items()))
     names.add(save_bundle(Store(tmp_path / "turned"), turned, dict(reversed(STATE.items()))))
-    laid_out = {
-        key: np.array(tensor, tensor.dtype.newbyteorder(">"), order="F")
-        for key, tensor in tensors.items()
-    }
+    laid_out = {key: np.array(tensor, tensor.dtype.newbyteorder(">"), order="F") for key, tensor in tensors.items()}
     names.add(save_bundle(Store(tmp_path / "laid out"), laid_out, STATE))
     assert len(names) == 1
 

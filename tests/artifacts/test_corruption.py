@@ -142,8 +142,12 @@ def test_truncated_and_lengthened_files(full, bundle, record):
             continue
         read, data = reader_of(full, path), path.read_bytes()
         os.chmod(path, 0o644)
-        for changed in [*(data[:size] for size in range(len(data))), data + b"\0", data + data]:
-            path.write_bytes(changed)
+        for longer in (data + b"\0", data + data):
+            path.write_bytes(longer)
+            with pytest.raises(Corrupt):
+                read()
+        for size in reversed(range(len(data))):
+            os.truncate(path, size)
             with pytest.raises(Corrupt):
                 read()
         path.write_bytes(data)

@@ -178,9 +178,7 @@ def run_python(script, *arguments):
     )
 
 
-@pytest.mark.parametrize(
-    "moments", [20, pytest.param(200, marks=pytest.mark.slow)], ids=["20", "200"]
-)
+@pytest.mark.parametrize("moments", [20, pytest.param(200, marks=pytest.mark.slow)], ids=["20", "200"])
 def test_killed_at_random_moments(store, moments):
     """kill -9: whatever was reported as saved is there and whole, and the next process goes on."""
     moment = random.Random(1)

@@ -161,9 +161,7 @@ def test_an_independent_reader():
         independent_sealed(store / "runs" / "tiny" / "bundles"),
     ):
         for entry in listed["bundles"]:
-            tensors, state = independent_bundle(
-                entry["bundle"], lambda name: independent_object(store, name)
-            )
+            tensors, state = independent_bundle(entry["bundle"], lambda name: independent_object(store, name))
             assert state["step"] == entry["step"]
             check_tensors(tensors, entry["step"])
     assert record["final_bundle"] == entry["bundle"]

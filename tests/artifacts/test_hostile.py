@@ -80,9 +80,7 @@ def test_a_bomb_of_equal_chunks_is_refused_before_memory_is_taken(store):
     """A manifest that compresses to nothing and claims 400 GB, all of them whole zero chunks."""
     zero = store.put(bytes(CHUNK_SIZE))
     count = 100_000
-    name = store.put(
-        canonical.dumps(manifest(tensor(shape=[count * CHUNK_SIZE // 4], chunks=[zero] * count)))
-    )
+    name = store.put(canonical.dumps(manifest(tensor(shape=[count * CHUNK_SIZE // 4], chunks=[zero] * count))))
     tracemalloc.start()
     with pytest.raises(NoSpace, match="419430400000 bytes of memory"):
         load_bundle(store, name)
@@ -93,9 +91,7 @@ def test_a_bomb_of_equal_chunks_is_refused_before_memory_is_taken(store):
 def test_a_chunk_longer_than_its_place_is_not_unpacked(store):
     long = store.put(bytes(CHUNK_SIZE))
     name = store.put(canonical.dumps(manifest(tensor(chunks=[long]))))
-    with pytest.raises(
-        Corrupt, match=f"tensor x, chunk 0: object {long}: .* at most 20 are allowed"
-    ):
+    with pytest.raises(Corrupt, match=f"tensor x, chunk 0: object {long}: .* at most 20 are allowed"):
         load_bundle(store, name)
     short = store.put(b"abc")
     name = store.put(canonical.dumps(manifest(tensor(chunks=[short]))))
@@ -112,9 +108,7 @@ def test_a_folder_cannot_name_files_elsewhere(tmp_path):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 2**53 - 1) | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
 VALID = json.dumps(manifest(tensor(), tensor(name="y", shape=[0], chunks=[])))

@@ -146,9 +146,7 @@ def test_a_killed_process_that_was_not_waited_for_is_gone():
     child.wait()
 
 
-@pytest.mark.parametrize(
-    "run_id", ["", ".", "..", "a/b", "A", "a.b", "-a", "a-", "a" * 65, "é", "a\n"]
-)
+@pytest.mark.parametrize("run_id", ["", ".", "..", "a/b", "A", "a.b", "-a", "a-", "a" * 65, "é", "a\n"])
 def test_names_that_are_not_allowed(store, run_id):
     for use in (open_run, read_run):
         with pytest.raises(InvalidInput, match="expected 1 to 64"):

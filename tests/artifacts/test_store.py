@@ -172,12 +172,8 @@ def test_a_full_disk_or_quota_is_said(store, monkeypatch, number):
 
 
 def test_short_writes_and_reads_are_completed(store, monkeypatch):
-    monkeypatch.setattr(
-        "artifacts.filesystem.write", lambda descriptor, data: os.write(descriptor, data[:7])
-    )
-    monkeypatch.setattr(
-        "artifacts.filesystem.read", lambda descriptor, size: os.read(descriptor, min(size, 5))
-    )
+    monkeypatch.setattr("artifacts.filesystem.write", lambda descriptor, data: os.write(descriptor, data[:7]))
+    monkeypatch.setattr("artifacts.filesystem.read", lambda descriptor, size: os.read(descriptor, min(size, 5)))
     content = np.random.default_rng(0).bytes(1000)
     assert store.get(store.put(content)) == content
 
