@@ -23,6 +23,10 @@ class NonFinite(EngineError):
     exit_code = 7
 
 
+class TokenError(EngineError):
+    """A token number that the model has no embedding for."""
+
+
 class StateMismatch(EngineError):
     """A saved state does not fit the model it is loaded into."""
 

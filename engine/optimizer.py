@@ -14,9 +14,10 @@ import numpy as np
 
 from engine.digest import Sums, mix, second
 from engine.numerics.bits import bits_of_float32
-from engine.numerics.jit import kernel
+from engine.numerics.fixed_point import INFINITY_BITS, magnitude_bits
+from engine.numerics.jit import device_function, kernel
 from engine.numerics.sums import SUM_LANES, lanes_total
-from engine.numerics.types import Doubles, Floats, Scalar
+from engine.numerics.types import Doubles, Floats, Longs, Scalar
 from engine.schedule import StepValues
 from engine.spec import TrainSpec
 
@@ -55,6 +56,65 @@ def k_grad_norm_final(partial: Doubles, lanes: Doubles) -> float:
     return np.sqrt(lanes_total(lanes))  # type: ignore[no-any-return]
 
 
+@device_function
+def _updated(
+    w: Scalar,
+    g: Scalar,
+    m: Scalar,
+    v: Scalar,
+    clip: Scalar,
+    beta1: Scalar,
+    rest1: Scalar,
+    beta2: Scalar,
+    rest2: Scalar,
+    correction1: Scalar,
+    correction2: Scalar,
+    epsilon: Scalar,
+    rate: Scalar,
+    decay: Scalar,
+) -> tuple[Scalar, Scalar, Scalar]:
+    """The new w, m, v of one element."""
+    x = g * clip
+    m = beta1 * m + rest1 * x
+    v = beta2 * v + rest2 * (x * x)
+    return w * decay - rate * ((m / correction1) / (np.sqrt(v / correction2) + epsilon)), m, v
+
+
+@kernel
+def k_adamw_check(
+    w: Floats,
+    g: Floats,
+    m: Floats,
+    v: Floats,
+    first: Scalar,
+    last: Scalar,
+    clip: Scalar,
+    beta1: Scalar,
+    rest1: Scalar,
+    beta2: Scalar,
+    rest2: Scalar,
+    correction1: Scalar,
+    correction2: Scalar,
+    epsilon: Scalar,
+    rate: Scalar,
+    decay: Scalar,
+    flag: Longs,
+    slot: Scalar,
+) -> None:
+    """Set flag[slot] if k_adamw would write a number that is not finite; write nothing else."""
+    top = np.int32(0)
+    w, g, m, v = w[first:last], g[first:last], m[first:last], v[first:last]
+    for i in range(w.size):
+        wi, mi, vi = _updated(
+            w[i], g[i], m[i], v[i], clip, beta1, rest1, beta2, rest2, correction1, correction2, epsilon, rate, decay
+        )
+        top = max(top, magnitude_bits(wi))
+        top = max(top, magnitude_bits(mi))
+        top = max(top, magnitude_bits(vi))
+    if top >= INFINITY_BITS:
+        flag[slot] = 1
+
+
 @kernel
 def k_adamw(
     w: Floats,
@@ -81,10 +141,9 @@ def k_adamw(
     a2, b2 = np.uint64(0), np.uint64(0)
     w, g, m, v = w[first:last], g[first:last], m[first:last], v[first:last]
     for i in range(w.size):
-        x = g[i] * clip
-        mi = beta1 * m[i] + rest1 * x
-        vi = beta2 * v[i] + rest2 * (x * x)
-        wi = w[i] * decay - rate * ((mi / correction1) / (np.sqrt(vi / correction2) + epsilon))
+        wi, mi, vi = _updated(
+            w[i], g[i], m[i], v[i], clip, beta1, rest1, beta2, rest2, correction1, correction2, epsilon, rate, decay
+        )
         w[i] = wi
         m[i] = mi
         v[i] = vi

@@ -31,9 +31,11 @@ def learning_rate(train: TrainSpec, step: int) -> float:
 
 def step_values(train: TrainSpec, step: int) -> StepValues:
     rate = np.float32(learning_rate(train, step))
+    with np.errstate(over="ignore"):  # the optimizer refuses what is not finite
+        decay = np.float32(1.0 - float(rate) * train.weight_decay)
     return StepValues(
         learning_rate=rate,
-        decay=np.float32(1.0 - float(rate) * train.weight_decay),
+        decay=decay,
         correction1=np.float32(1.0 - pow_int64(train.beta1, step + 1)),
         correction2=np.float32(1.0 - pow_int64(train.beta2, step + 1)),
     )

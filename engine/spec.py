@@ -8,8 +8,11 @@ Tier = Literal["portable", "debug"]
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
-PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+# What kernels take as fp32 must not become an infinity or a zero there.
+LARGEST_FP32 = 2.0**128 - 2.0**104
+SMALLEST_NORMAL_FP32 = 2.0**-126
+PositiveFloat = Annotated[float, Field(ge=SMALLEST_NORMAL_FP32, le=LARGEST_FP32, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0, le=LARGEST_FP32, allow_inf_nan=False)]
 ParameterKind = Literal["matrix", "embedding", "bias", "norm"]
 
 
@@ -26,7 +29,7 @@ class ModelSpec(Section):
     context: PositiveInt = Field(description="positions the model sees at once")
     d_model: PositiveInt = Field(description="width of the residual stream")
     heads: PositiveInt = Field(description="attention heads; must divide d_model")
-    layers: PositiveInt = Field(description="number of blocks")
+    layers: Annotated[int, Field(ge=1, le=4096)] = Field(description="number of blocks")
     hidden: PositiveInt = Field(description="width inside the MLP")
     activation: Literal["gelu", "relu"] = Field(description="MLP activation; gelu is the tanh form")
     dropout: Probability = Field(description="on embeddings, attention weights and both residual branches")

@@ -10,7 +10,7 @@ import psutil
 
 from engine.backends.cpu import CpuBackend
 from engine.digest import step_digest
-from engine.errors import NonFinite, StateMismatch
+from engine.errors import NonFinite, SpecError, StateMismatch, TokenError
 from engine.initial import fill_initial
 from engine.numerics.types import Array, Words
 from engine.plan import Plan, make_plan
@@ -22,6 +22,7 @@ from engine.spec import ModelSpec, Tier, TrainSpec
 DIGEST_BYTES = 32
 LOSS_UNIT = 2.0**-30  # nats; losses are added up as integers of this unit
 STATE_ARRAYS = ("weights", "m", "v")
+UNCHANGED = "Weights and moments are as they were before the step"
 
 
 class BatchSource(Protocol):
@@ -81,31 +82,31 @@ class Trainer:
 
     def state(self) -> dict[str, Array]:
         """The whole state by name, as views that the next step overwrites."""
-        return self._named(self.backend.flat)
+        return self._named(self.backend.flat, self.step)
 
     def saved_state(self) -> dict[str, Array]:
         """A copy of the whole state in the plan's saving buffers; stays as it is until the next call."""
         self.backend.copy_for_saving()
-        return self._named(self.backend.saved)
+        return self._named(self.backend.saved, self.step)
 
-    def _named(self, flat: Mapping[str, Array]) -> dict[str, Array]:
+    def _named(self, flat: Mapping[str, Array], done: int) -> dict[str, Array]:
         named: dict[str, Array] = {}
         for kind in STATE_ARRAYS:
             for name, view in self.backend.views(flat[kind]).items():
                 named[f"{kind}/{name}"] = view
-        named["history/loss"] = self.losses[: self.step]
-        named["history/digest"] = self.digests[: self.step]
+        named["history/loss"] = self.losses[:done]
+        named["history/digest"] = self.digests[:done]
         return named
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Take up a saved state; raises StateMismatch if anything is missing, left over or of another type."""
+        """Take up a saved state; raises StateMismatch, changing nothing, if anything is missing, left over or of
+        another type."""
         done = len(state["history/loss"]) if "history/loss" in state else 0
         if done > self.train.steps:
             raise StateMismatch(
                 f"the state is at step {done}, the configuration ends at train.steps={self.train.steps}"
             )
-        self.step = done
-        expected = self.state()
+        expected = self._named(self.backend.flat, done)
         missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
         if missing or unknown:
             raise StateMismatch(
@@ -119,7 +120,9 @@ class Trainer:
                     f"{name}: the configuration expects {target.dtype} {list(target.shape)}, "
                     f"the state has {found.dtype} {list(found.shape)}"
                 )
-            target[...] = found
+        for name, target in expected.items():
+            target[...] = state[name]
+        self.step = done
         self.backend.weights_changed()
 
     def train_step(self) -> StepResult:
@@ -127,13 +130,19 @@ class Trainer:
         if self.step >= self.train.steps:
             raise AssertionError(f"all {self.train.steps} steps are done")
         self.batches.fill(self.step, self._inputs, self._targets)
+        self._check_tokens(self._inputs, self._targets)
         gradients, total = self.backend.run_shards(self.step, self._inputs, self._targets)
         self._check_finite()
         norm = self.backend.gradient_norm(gradients)
         if not np.isfinite(norm):
             raise NonFinite(self._non_finite_gradient(gradients))
         values = step_values(self.train, self.step)
-        self.backend.update(gradients, norm, values)
+        bad = self.backend.update(gradients, norm, values)
+        if bad:
+            raise NonFinite(
+                f"step {self.step + 1}: the optimizer would make {bad[0]} or its moments infinite or NaN. "
+                f"{UNCHANGED}. A lower train.learning_rate or a train.clip_norm may help"
+            )
         loss = np.float32(total * LOSS_UNIT / self._inputs.size)
         self.step += 1
         digest = step_digest(self.step, loss, self.backend.sums)
@@ -143,18 +152,27 @@ class Trainer:
 
     def evaluate(self, windows: WindowSource) -> float:
         """Mean loss over all windows in nats per token, without dropout."""
+        if windows.count < 1:
+            raise SpecError(
+                f"evaluation needs held-out text for at least one window of model.context={self.model.context} "
+                "tokens, found none: hold out more text or use a shorter context"
+            )
         rows = self.plan.sizes.batch
         total = 0
         for first in range(0, windows.count, rows):
             count = min(rows, windows.count - first)
             inputs, targets = self._inputs[:count], self._targets[:count]
             windows.fill(first, inputs, targets)
+            self._check_tokens(inputs, targets)
             total += self.backend.losses(inputs, targets)
             self._check_finite()
         return total * LOSS_UNIT / (windows.count * self.model.context)
 
     def next_logits(self, tokens: Words) -> npt.NDArray[np.float32]:
         """Logits [V] of the token after `tokens` (1 to `context` of them); a view, overwritten by the next call."""
+        if not 1 <= len(tokens) <= self.model.context:
+            raise AssertionError(f"next_logits takes 1 to {self.model.context} tokens, found {len(tokens)}")
+        self._check_tokens(tokens)
         # Later positions do not move earlier logits, so the row is padded to few different lengths.
         padded = min(self.model.context, -(-len(tokens) // 32) * 32)
         ids = np.zeros((1, padded), np.int32)
@@ -163,6 +181,16 @@ class Trainer:
         self._check_finite()
         return logits
 
+    def _check_tokens(self, *arrays: Words) -> None:
+        """Kernels use token numbers as row numbers without looking."""
+        for tokens in arrays:
+            least, most = int(tokens.min()), int(tokens.max())
+            if least < 0 or most >= self.model.vocab:
+                raise TokenError(
+                    f"model.vocab={self.model.vocab} allows token numbers 0 to {self.model.vocab - 1}, found "
+                    f"{least if least < 0 else most}: set model.vocab to at least the tokenizer's size"
+                )
+
     def _check_finite(self) -> None:
         bad = np.flatnonzero(self.backend.flags)
         if len(bad):
@@ -170,17 +198,14 @@ class Trainer:
             name = self.program.operations[bad[0]].name
             raise NonFinite(
                 f"step {self.step + 1}: a number that is not finite (NaN or infinity) entered {name}. "
-                "Weights and moments are as they were before the step. A lower train.learning_rate or "
-                "a train.clip_norm may help"
+                f"{UNCHANGED}. A lower train.learning_rate or a train.clip_norm may help"
             )
 
     def _non_finite_gradient(self, gradients: int) -> str:
         views = self.backend.parameter_gradients[gradients]
         bad = [name for name, g in views.items() if not np.isfinite(g).all()]
-        return (
-            f"step {self.step + 1}: the gradient of {bad[0] if bad else 'all parameters together'} is not finite. "
-            "Weights and moments are as they were before the step"
-        )
+        what = bad[0] if bad else "all parameters together"
+        return f"step {self.step + 1}: the gradient of {what} is not finite. {UNCHANGED}"
 
     def close(self) -> None:
         self.backend.close()

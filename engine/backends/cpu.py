@@ -16,6 +16,7 @@ from engine.optimizer import (
     AdamWConstants,
     clip_factor,
     k_adamw,
+    k_adamw_check,
     k_add_gradients,
     k_grad_norm_final,
     k_grad_norm_partial,
@@ -146,6 +147,7 @@ class CpuBackend:
         self._lanes = np.zeros((self.team.size, 32), np.float64)
         self._pieces = self._adamw_pieces()
         self._piece_sums: Sums = np.zeros((len(self._pieces), 3, 2), np.uint64)
+        self._piece_flags: Longs = np.zeros(len(self._pieces), np.int64)
         self.sums: Sums = np.zeros((len(program.parameters), 3, 2), np.uint64)
         self._derived_are_stale = True
 
@@ -237,23 +239,35 @@ class CpuBackend:
         )
         return float(k_grad_norm_final(self._partial, self._lanes[0]))
 
-    def update(self, set: int, norm: float, values: StepValues) -> None:
-        """One AdamW step; leaves each parameter's part of the step digest in `sums`."""
+    def update(self, set: int, norm: float, values: StepValues) -> list[str]:
+        """One AdamW step; leaves each parameter's part of the step digest in `sums`.
+
+        Returns the names of the parameters for which it would not be finite; then it has changed nothing.
+        """
         clip = clip_factor(norm, self.train.clip_norm)
         arguments = {
             decayed: self._constants.arguments(clip, values, decayed) for decayed in (False, True)
         }
+        checks: list[Task] = []
         tasks: list[Task] = []
+        self._piece_flags[:] = 0
         for i, (number, start, size, first, last) in enumerate(self._pieces):
             decayed = self.program.parameters[number].kind in self.train.decayed
             arrays = [a[start : start + size] for a in (self.flat["weights"], self.gradients[set])]
             arrays += [self.flat[name][start : start + size] for name in ("m", "v")]
-            tasks.append((k_adamw, (*arrays, first, last, *arguments[decayed], self._piece_sums[i])))
+            common = (*arrays, first, last, *arguments[decayed])
+            checks.append((k_adamw_check, (*common, self._piece_flags, i)))
+            tasks.append((k_adamw, (*common, self._piece_sums[i])))
+        self.team.run(checks)
+        if self._piece_flags.any():
+            bad = {self._pieces[i][0] for i in np.flatnonzero(self._piece_flags)}
+            return [self.program.parameters[number].name for number in sorted(bad)]
         self.team.run(tasks)
         self.sums[:] = 0
         for i, (number, *_) in enumerate(self._pieces):
             self.sums[number] += self._piece_sums[i]
         self._derived_are_stale = True
+        return []
 
     def _adamw_pieces(self) -> list[tuple[int, int, int, int, int]]:
         """(parameter number, its place, its size, first, last element) of every task."""

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -50,7 +51,8 @@ class BufferType:
 
     @property
     def bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        # Python integers: NumPy's would wrap around for a model that is far too large.
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class Execution(Protocol):

@@ -38,8 +38,11 @@ def k_layernorm_fwd(
     mean: Floats,
     rstd: Floats,
     lanes: Floats,
+    flag: Longs,
+    slot: Scalar,
 ) -> None:
-    """x, y [M, d]; gain, bias [d] or empty; mean, rstd [M]; lanes: scratch [32]."""
+    """x, y [M, d]; gain, bias [d] or empty; mean, rstd [M]; lanes: scratch [32]. Sets flag[slot] where the variance is
+    not finite: its row would come out as zeros, as if nothing had happened."""
     d = x.shape[1]
     for t in range(first, last):
         row, out = x[t], y[t]
@@ -56,6 +59,8 @@ def k_layernorm_fwd(
                 e = piece[j] - m
                 lanes[j] += e * e
         variance = lanes_total(lanes) / np.float32(d)
+        if magnitude_bits(variance) >= INFINITY_BITS:
+            flag[slot] = 1
         r = np.float32(1.0) / np.sqrt(variance + EPSILON)
         mean[t] = m
         rstd[t] = r
@@ -206,7 +211,10 @@ class LayerNorm(Operation):
         lanes = run.work(self.name, "lanes")
         run.team.run(
             [
-                (k_layernorm_fwd, (x, *self._gain(run), a, b, y, mean, rstd, lanes[i, 0]))
+                (
+                    k_layernorm_fwd,
+                    (x, *self._gain(run), a, b, y, mean, rstd, lanes[i, 0], run.flags, self.index),
+                )
                 for i, (a, b) in enumerate(run.team.ranges(len(x)))
             ]
         )

@@ -31,7 +31,7 @@ def random(*shape: int, seed: int = 0) -> Doubles:
 
 
 def check(function: Callable[..., Any], inputs: list[Doubles], gradients: list[Doubles]) -> None:
-    """`function(*inputs)` is a scalar; `gradients` are claimed for each input, element by element."""
+    """`function(*inputs)` is a scalar; `gradients` are claimed for each input, by element."""
     for number, (x, gradient) in enumerate(zip(inputs, gradients, strict=True)):
         assert gradient.shape == x.shape
         found = np.empty(x.size)
