@@ -1,0 +1,1 @@
+"""What is promised: the command line and the pipeline stages, verify, resume, log, show, sample, plan."""

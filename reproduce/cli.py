@@ -1,0 +1,234 @@
+"""The command line. Errors a user can cause end here: one message on stderr and their exit code."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from reproduce.configuration import Configuration, load_configuration
+from reproduce.project import Project
+
+UNEXPECTED = 70
+OVERRIDES = click.option(
+    "-S",
+    "--set-param",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a parameter, as in DVC: -S train.batch=64.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(package_name="samebits", prog_name="reproduce")
+def cli(debug: bool) -> None:
+    """Train a language model; anyone can check the bits."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        result: Any = cli.main(words, "reproduce", standalone_mode=False)
+    except click.exceptions.Exit as error:
+        return int(error.exit_code)
+    except click.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has gone; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:  # noqa: BLE001
+        return _report(error, debug)
+    return result if isinstance(result, int) else 0
+
+
+def _report(error: Exception, debug: bool) -> int:
+    code = getattr(error, "exit_code", None)
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(code, int):
+        _complain(f"reproduce: {error}")
+        return code
+    if isinstance(error, MemoryError):
+        _complain("reproduce: out of memory. `reproduce plan` says what a configuration needs")
+        return 5
+    _complain(f"reproduce: unexpected {type(error).__name__}: {error}")
+    if not debug:
+        _complain("This is a fault of the program: `reproduce --debug ...` shows where it happened")
+    return UNEXPECTED
+
+
+def _complain(text: str) -> None:
+    encoding = sys.stderr.encoding or "utf-8"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=True)
+
+
+def _load(overrides: Sequence[str] = ()) -> tuple[Project, Configuration]:
+    project = Project.find()
+    return project, load_configuration(project.params, overrides)
+
+
+@cli.command()
+@click.argument("experiment")
+def use(experiment: str) -> None:
+    """Make EXPERIMENT (a name from experiments/) the current one: copy it to params.yaml."""
+    from reproduce.experiments import use_experiment
+
+    use_experiment(Project.find(), experiment)
+
+
+@cli.command()
+@click.argument("name", type=click.Choice(["fetch", "prepare", "plan", "train", "evaluate", "commit"]))
+def stage(name: str) -> None:
+    """Run one stage of the pipeline, as `dvc repro` does."""
+    from reproduce.starter import watch_starter
+
+    watch_starter()
+    from reproduce.display import say
+    from reproduce.stages import STAGES
+    from reproduce.waiting import one_stage_at_a_time
+
+    project, configuration = _load()
+    with one_stage_at_a_time(project.private(), say):
+        STAGES[name](project, configuration)
+
+
+@cli.command()
+def train() -> None:
+    """Train the current experiment (the stage `train` of the pipeline)."""
+    _train(None)
+
+
+@cli.command()
+@click.argument("bundle", required=False)
+def resume(bundle: str | None) -> None:
+    """Go on with the current experiment from its last bundle, or from BUNDLE."""
+    _train(bundle)
+
+
+def _train(bundle: str | None) -> None:
+    from reproduce.display import say
+    from reproduce.history import find_bundle
+    from reproduce.stages import train_stage
+    from reproduce.waiting import one_stage_at_a_time
+
+    project, configuration = _load()
+    with one_stage_at_a_time(project.private(), say):
+        start = None if bundle is None else find_bundle(project.store(configuration.run), bundle)
+        train_stage(project, configuration, start)
+    click.echo("`dvc repro` goes on with the pipeline from here")
+
+
+@cli.command()
+@click.argument("experiment", required=False)
+@OVERRIDES
+@click.option("--budget", metavar="SIZE", help="Refuse (exit 5) if more memory is needed: 4GiB, 512MiB.")
+def plan(experiment: str | None, overrides: Sequence[str], budget: str | None) -> None:
+    """Memory, disk and work of EXPERIMENT, by default the current one."""
+    from reproduce import planning
+    from reproduce.experiments import experiment_path
+
+    limit = None if budget is None else planning.parse_size(budget)
+    project = Project.find()
+    path = project.params if experiment is None else experiment_path(project, experiment)
+    configuration = load_configuration(path, overrides)
+    found = planning.estimate(configuration, configuration.run.thread_count())
+    click.echo(planning.table(found))
+    planning.require_memory(found, limit)
+
+
+@cli.command()
+def commit() -> None:
+    """Write the record of the finished run (the stage `commit` of the pipeline)."""
+    from reproduce.committing import commit as write
+
+    project, configuration = _load()
+    click.echo(write(project, configuration))
+
+
+@cli.command()
+def log() -> None:
+    """All runs and records in the store."""
+    from reproduce.history import log_lines
+
+    project, configuration = _load()
+    for line in log_lines(project, configuration):
+        click.echo(line)
+
+
+@cli.command()
+@click.argument("hash", required=False)
+def show(hash: str | None) -> None:
+    """What a record or bundle HASH is; without one, the results of the pipeline's last run."""
+    from reproduce.history import show_committed, show_hash
+
+    project, configuration = _load()
+    lines = show_committed(project) if hash is None else show_hash(project, configuration, hash)
+    for line in lines:
+        click.echo(line)
+
+
+@cli.command()
+@click.argument("bundle")
+@click.option("--prompt", help="Text to go on from.")
+@click.option("--tokens", type=click.IntRange(1), help="Tokens to draw.")
+@click.option("--temperature", type=click.FloatRange(0.0), help="0 takes the likeliest token.")
+@click.option("--top-k", type=click.IntRange(0), help="Draw from the likeliest only; 0: from all.")
+@click.option("--seed", type=click.IntRange(0), help="Another seed, another text.")
+def sample(bundle: str, **options: Any) -> None:
+    """Text from BUNDLE (a hash, or `final` for the pipeline's); by default as the configuration says."""
+    from reproduce.history import sample_text
+
+    project, configuration = _load()
+    given = {name: value for name, value in options.items() if value is not None}
+    click.echo(sample_text(project, configuration, bundle, given))
+
+
+@cli.command()
+@click.argument("hash")
+@click.option("--steps", metavar="A:B", help="Replay only steps A to B, from the bundle before A.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def verify(hash: str, steps: str | None, as_json: bool) -> int:
+    """Replay the record HASH and compare: 0 bit-exact, 1 differs, 3 inconclusive, 4 corrupt."""
+    from reproduce.verification import verify as check
+
+    project, configuration = _load()
+    return check(project, configuration.run, hash, steps, as_json)
+
+
+@cli.command()
+@click.option("--sample", "part", type=click.FloatRange(0.0, 1.0), default=1.0, show_default=True,
+              help="Part of the objects whose content is read.")
+def fsck(part: float) -> int:
+    """Check the store: exit 4 if anything is missing or corrupt."""
+    from reproduce.upkeep import fsck_lines
+
+    project, configuration = _load()
+    lines, code = fsck_lines(project.store(configuration.run, read_only=True), part)
+    for line in lines:
+        click.echo(line)
+    return code
+
+
+@cli.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--keep-last", type=click.IntRange(1), help="Of every run keep so many of the newest bundles.")
+@click.option("--keep-every", type=click.IntRange(1), help="And those whose step is a multiple of this.")
+def gc(dry_run: bool, keep_last: int | None, keep_every: int | None) -> None:
+    """Remove from the store what no record and no run needs."""
+    from reproduce.upkeep import gc_lines
+
+    project, configuration = _load()
+    for line in gc_lines(project.store(configuration.run), dry_run, keep_last, keep_every):
+        click.echo(line)

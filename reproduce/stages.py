@@ -1,0 +1,152 @@
+"""The stages of dvc.yaml. Each reads what the stages before it wrote and writes its own outputs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from artifacts import load_bundle, read_folder, sources_digest, write_folder
+from data_pipeline import fetch, open_dataset, prepare
+from reproduce import outputs, planning
+from reproduce.committing import commit
+from reproduce.configuration import Configuration
+from reproduce.display import say
+from reproduce.project import Project
+from reproduce.training import Finished, train
+from reproduce.workbench import check_dataset, open_workbench
+
+REMEDY = "run `dvc repro`"
+
+
+def fetch_stage(project: Project, configuration: Configuration) -> None:
+    """Sources to data/raw."""
+    manifest = fetch(configuration.data, project.raw, project.root)
+    size = sum(document.size for document in manifest.documents)
+    say(f"fetched {len(manifest.documents)} documents, {size:,} bytes")
+
+
+def prepare_stage(project: Project, configuration: Configuration) -> None:
+    """data/raw to tokens and a tokenizer in data/dataset."""
+    manifest = prepare(configuration.data, project.raw, project.dataset)
+    say(
+        f"prepared {manifest.train.tokens:,} tokens to train on and {manifest.validation.tokens:,} held out, "
+        f"of {manifest.tokenizer.size} kinds"
+    )
+
+
+def plan_stage(project: Project, configuration: Configuration) -> None:
+    """Refuses what does not fit the data or this machine; what is written is the same on every machine."""
+    check_dataset(configuration, open_dataset(project.dataset))
+    planning.require_memory(
+        planning.estimate(configuration, configuration.run.thread_count()), budget=None
+    )
+    found = planning.estimate(configuration, threads=1)
+    outputs.write_json(
+        project.outputs / "plan.json",
+        {
+            "bundle_bytes": found.bundle,
+            "memory_bytes": found.memory,
+            "memory_bytes_by_category": found.by_category,
+            "operations": found.operations,
+            "parameters": found.parameters,
+            "threads": 1,
+            "tokens": found.tokens,
+        },
+    )
+    say(planning.table(found))
+
+
+def train_stage(project: Project, configuration: Configuration, start: str | None = None) -> None:
+    """Trains, then writes what the run comes to: a pointer to its bundles, its losses, its samples, its model."""
+    write_training_outputs(project, configuration, train(project, configuration, start))
+
+
+def write_training_outputs(
+    project: Project, configuration: Configuration, finished: Finished
+) -> None:
+    """The outputs of the stage `train`, as functions of the finished run."""
+    folder = project.outputs
+    store = project.store(configuration.run)
+    losses = load_bundle(store, finished.final_bundle).tensors["history/loss"]
+    bundle = folder / "bundle"
+    outputs.remove(bundle)
+    write_folder(store, finished.final_bundle, bundle)
+    outputs.write_table(
+        folder / "plots" / "training.csv", ("step", "loss"), enumerate(losses.astype(np.float32), 1)
+    )
+    outputs.write_text(folder / "samples.txt", _samples(finished))
+    outputs.write_json(
+        folder / "training.json",
+        {
+            "first_loss": _number(losses[0]),
+            "last_loss": _number(losses[-1]),
+            "steps": finished.steps,
+            "tokens": finished.steps * configuration.train.batch * configuration.model.context,
+        },
+    )
+    identity = finished.identity
+    outputs.write_json(
+        folder / "run.json",
+        {
+            "configuration": identity.configuration_hash,
+            "dataset": identity.dataset,
+            "final_bundle": finished.final_bundle,
+            "first_bundle": finished.first_bundle,
+            "run": finished.run_id,
+            "sources_digest": sources_digest(finished.sources),
+            "specification": identity.specification,
+            "steps": finished.steps,
+            "tokenizer": identity.tokenizer,
+            "validation": {str(k): v for k, v in finished.lineage.validation_by_step().items()},
+        },
+    )
+    say(f"final bundle {finished.final_bundle}")
+
+
+def evaluate_stage(project: Project, configuration: Configuration) -> None:
+    """The final bundle on held-out text, and a sample of what it writes."""
+    folder = project.outputs
+    run = outputs.read_json(folder / "run.json", REMEDY)
+    final: str = run["final_bundle"]
+    with open_workbench(configuration, project.dataset) as workbench:
+        workbench.load(read_folder(folder / "bundle", final), f"bundle {final}")
+        loss = workbench.evaluate()
+        text = workbench.sample(configuration.sampling)
+    steps = configuration.train.steps
+    curve = [*((int(step), float(value)) for step, value in run["validation"].items()), (steps, loss)]
+    outputs.write_table(folder / "plots" / "validation.csv", ("step", "loss"), sorted(curve))
+    outputs.write_text(folder / "sample.txt", _ending(text))
+    outputs.write_json(folder / "metrics.json", {"validation_loss": loss})
+    say(f"validation loss {loss:.4f} nats per token\n{text}")
+
+
+def commit_stage(project: Project, configuration: Configuration) -> None:
+    """The record of the run."""
+    say(f"record {commit(project, configuration)}")
+
+
+STAGES: dict[str, Callable[[Project, Configuration], None]] = {
+    "fetch": fetch_stage,
+    "prepare": prepare_stage,
+    "plan": plan_stage,
+    "train": train_stage,
+    "evaluate": evaluate_stage,
+    "commit": commit_stage,
+}
+
+
+def _samples(finished: Finished) -> str:
+    return "".join(
+        f"== step {step}\n{_ending(text)}\n"
+        for step, text in finished.lineage.samples_by_step().items()
+    )
+
+
+def _ending(text: str) -> str:
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _number(value: Any) -> float:
+    """An fp32 as the shortest decimal that reads back the same."""
+    return float(outputs.shortest(np.float32(value)))
+

@@ -1,0 +1,109 @@
+"""A trainer with its data, ready to compute: what training, evaluation, sampling and verification share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from artifacts import Bundle
+from data_pipeline import Dataset, TextError, Tokenizer, TrainingOrder, ValidationWindows, open_dataset
+from engine.numerics.self_test import check_float_environment
+from engine.sampling import sample
+from engine.trainer import Trainer
+from reproduce.configuration import Configuration, SamplingSpec
+from reproduce.errors import ConfigurationError
+from reproduce.state import Identity
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A trainer bound to a dataset; `identity` is what its bundles belong to."""
+
+    configuration: Configuration
+    dataset: Dataset
+    identity: Identity
+    trainer: Trainer
+
+    def load(self, bundle: Bundle, what: str) -> None:
+        """Take up the state of a bundle, which must belong here."""
+        step = self.identity.check(bundle.state, what)
+        self.trainer.load_state(bundle.tensors)
+        if self.trainer.step != step:
+            raise ConfigurationError(
+                f"{what}: its state says step {step}, its history has {self.trainer.step} steps"
+            )
+
+    def evaluate(self) -> float:
+        """Mean loss over the validation split in nats per token."""
+        windows = ValidationWindows(self.dataset.validation, self.configuration.model.context)
+        return self.trainer.evaluate(windows)
+
+    def sample(self, sampling: SamplingSpec) -> str:
+        """The prompt and what the model makes of it."""
+        tokenizer = self.dataset.tokenizer
+        prompt = encode_prompt(tokenizer, sampling.prompt)
+        drawn = sample(
+            self.trainer.next_logits,
+            self.configuration.model.context,
+            prompt,
+            tokens=sampling.tokens,
+            vocabulary=tokenizer.size,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+        )
+        # Tokens may end within a character, so all of them are decoded together.
+        return tokenizer.decode([*prompt, *drawn])
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The ids of a prompt. Raises ConfigurationError if the tokenizer does not know its characters."""
+    try:
+        ids = [int(token) for token in tokenizer.encode(prompt)]
+    except TextError as error:
+        raise ConfigurationError(f"sampling.prompt: {error}. Choose a prompt of known characters") from error
+    return ids
+
+
+def identity_of(configuration: Configuration, dataset: Dataset) -> Identity:
+    """What bundles of this configuration and dataset belong to."""
+    return Identity(configuration.identity(), dataset.hash, dataset.tokenizer.hash)
+
+
+def check_dataset(configuration: Configuration, dataset: Dataset) -> None:
+    """Raises ConfigurationError or TooShortError where model and data do not fit each other."""
+    model, train, size = configuration.model, configuration.train, dataset.tokenizer.size
+    if model.vocab < size:
+        raise ConfigurationError(
+            f"model.vocab: expected at least the tokenizer's {size} tokens, found {model.vocab}: set model.vocab={size}"
+        )
+    TrainingOrder(dataset.train, model.context, train.batch, train.seed)
+    ValidationWindows(dataset.validation, model.context)
+    encode_prompt(dataset.tokenizer, configuration.sampling.prompt)
+
+
+@contextmanager
+def open_workbench(configuration: Configuration, directory: Path) -> Iterator[Workbench]:
+    """Opens the dataset in `directory` and makes a trainer without a state. Raises PlanRefused, CorruptDataError."""
+    dataset = open_dataset(directory)
+    with workbench_over(configuration, dataset) as workbench:
+        yield workbench
+
+
+@contextmanager
+def workbench_over(configuration: Configuration, dataset: Dataset) -> Iterator[Workbench]:
+    """The same over a dataset that is open."""
+    check_dataset(configuration, dataset)
+    check_float_environment()
+    model, train = configuration.model, configuration.train
+    trainer = Trainer(
+        model,
+        train,
+        configuration.tier,
+        TrainingOrder(dataset.train, model.context, train.batch, train.seed),
+        threads=configuration.run.thread_count(),
+    )
+    try:
+        yield Workbench(configuration, dataset, identity_of(configuration, dataset), trainer)
+    finally:
+        trainer.close()
