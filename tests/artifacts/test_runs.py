@@ -176,7 +176,6 @@ def test_a_run_that_is_not_there(store):
         ("bundles", {"bundles": [{"step": n, "bundle": "0" * 64} for n in (2, 1)]}),
         ("bundles", {"bundles": [{"step": 1, "bundle": "0" * 64}] * 2}),
     ],
-    ids=str,
 )
 def test_sealed_files_of_another_form(store, file, change):
     open_run(store, "r").close()
