@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output has gone; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001  # the last place to make a message of it
         return _report(error, debug)
     return result if isinstance(result, int) else 0
 

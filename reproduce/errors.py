@@ -19,6 +19,12 @@ class Busy(ReproduceError):
     """Another process does the same work and did not end in time."""
 
 
+class Differs(ReproduceError):
+    """This machine comes to other bits."""
+
+    exit_code = 1
+
+
 class Inconclusive(ReproduceError):
     """This machine cannot say: something that is needed is missing."""
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from artifacts import Bundle
 from data_pipeline import Dataset, TextError, Tokenizer, TrainingOrder, ValidationWindows, open_dataset
-from engine.numerics.self_test import check_float_environment
 from engine.sampling import sample
 from engine.trainer import Trainer
 from reproduce.configuration import Configuration, SamplingSpec
@@ -94,7 +93,6 @@ def open_workbench(configuration: Configuration, directory: Path) -> Iterator[Wo
 def workbench_over(configuration: Configuration, dataset: Dataset) -> Iterator[Workbench]:
     """The same over a dataset that is open."""
     check_dataset(configuration, dataset)
-    check_float_environment()
     model, train = configuration.model, configuration.train
     trainer = Trainer(
         model,

@@ -1,0 +1,69 @@
+"""Finding the record that somebody means, also one that only came with the project's files."""
+
+from pathlib import Path
+
+from artifacts import (
+    Store,
+    hash_bytes,
+    import_folder,
+    read_folder,
+    resolve,
+    save_bundle,
+    write_digests,
+    write_record,
+)
+from artifacts.errors import Ambiguous, InvalidInput
+from artifacts.record import loads
+from data_pipeline import open_dataset
+from reproduce.configuration import RunOptions, from_identity
+from reproduce.errors import Differs, Inconclusive, ReproduceError
+from reproduce.project import Project
+from reproduce.workbench import workbench_over
+
+
+def find_or_import(project: Project, options: RunOptions, prefix: str) -> tuple[Store, str]:
+    """The store and the hash of the record that a hash or its first digits mean, or that holds the bundle meant.
+
+    A record that the store does not know is taken from run/, where Git and `dvc pull` put it.
+    """
+    store = project.store(options)
+    try:
+        found = resolve(store, prefix)
+    except Ambiguous:
+        raise
+    except InvalidInput as error:
+        path = project.outputs / "record.json"
+        if not path.is_file() or not hash_bytes(path.read_bytes()).startswith(prefix):
+            raise ReproduceError(f"{error}, nor is it the one in {path}") from error
+        return store, _import(project, options, store, path)
+    if len(found.records) == 1:
+        return store, found.records[0]
+    if not found.records:
+        raise ReproduceError(
+            f"bundle {found.hash} is in no record: finish its run and commit it with `dvc repro`"
+        )
+    listed = "\n".join(f"  {name}" for name in found.records)
+    raise ReproduceError(f"bundle {found.hash} is in several records; verify one of\n{listed}")
+
+
+def _import(project: Project, options: RunOptions, store: Store, path: Path) -> str:
+    """Puts the record and the bundles it names into the store; the first one follows from the configuration."""
+    record = loads(path.read_bytes(), str(path))
+    folder = project.outputs / "bundle"
+    if not folder.is_dir():
+        raise Inconclusive(
+            f"the final bundle of the record is not in {folder}: get it with `dvc pull`, or make it with `dvc repro`"
+        )
+    final = read_folder(folder, record.final_bundle)
+    configuration = from_identity(record.configuration, options, str(path))
+    with store.using(), workbench_over(configuration, open_dataset(project.dataset)) as workbench:
+        workbench.trainer.initialise()
+        first = save_bundle(store, workbench.trainer.state(), workbench.identity.state(0))
+        if first != record.first_bundle:
+            raise Differs(
+                f"record {hash_bytes(path.read_bytes())}: expected the first bundle {record.first_bundle}, "
+                f"this machine makes {first}"
+            )
+        import_folder(store, folder)
+        write_digests(store, [bytes(row) for row in final.tensors["history/digest"]])
+        return write_record(store, record, {})
