@@ -153,9 +153,7 @@ def test_clipping() -> None:
         (False, True, True, "gelu", 0.0),
     ],
 )
-def test_whole_model(
-    tied: bool, linear_bias: bool, norm_parameters: bool, function: Any, probability: float
-) -> None:
+def test_whole_model(tied: bool, linear_bias: bool, norm_parameters: bool, function: Any, probability: float) -> None:
     spec = ModelSpec(
         vocab=7,
         context=5,
