@@ -163,6 +163,7 @@ class _Builder:
                 inputs={"ids": "ids"},
                 outputs={"y": "embed.y"},
                 parameters=parameters,
+                vocab=spec.vocab,
                 width=spec.d_model,
                 probability=spec.dropout,
                 site=self.next_site(),

@@ -19,11 +19,12 @@ from engine.numerics.bits import (
     float32_of_bits,
     float64_of_bits,
 )
-from engine.numerics.jit import device_function
+from engine.numerics.jit import device_function, subroutine
 from engine.numerics.microkernel import DEPTH_LIMIT, TILE_COLUMNS, TILE_ROWS, multiply_tile
 from engine.numerics.types import Doubles, Floats, Longs, Scalar, Words
 
 LARGEST = 32639
+WORD = 4  # bytes of a packed pair
 # Exponent given to rows whose scale must not count where several rows' scales are compared: it is above any real one.
 ZERO_ROW = 1000
 # Numba widens int32 arithmetic to int64 unless each result is cast back; with int32 throughout, loops use full vectors.
@@ -88,7 +89,7 @@ def magnitude_bits(x: Scalar) -> Scalar:
 INFINITY_BITS = np.int32(0x7F800000)
 
 
-@device_function
+@subroutine
 def row_exponent(row: Floats, size: Scalar, flag: Longs, slot: Scalar) -> Scalar:
     """Exponent of the first `size` elements of a contiguous fp32 row; sets flag[slot] if one is not finite."""
     top = np.int32(0)
@@ -100,29 +101,28 @@ def row_exponent(row: Floats, size: Scalar, flag: Longs, slot: Scalar) -> Scalar
     return exponent_for(float32_of_bits(top))
 
 
-@device_function
+@subroutine
 def multiply_block(
-    left: Words,
+    left: Scalar,
     row_stride: Scalar,
     depth_stride: Scalar,
-    first: Scalar,
-    panel: Words,
+    panel: Scalar,
     depth: Scalar,
     tile: Words,
     wide: Doubles,
 ) -> None:
     """wide[i, j] = P/256 for a tile of TILE_ROWS x TILE_COLUMNS, as exact float64.
 
-    left: flat int32 array of left words; element (i, k) stands at first + i*row_stride + k*depth_stride.
-    panel: int32 [>= depth, TILE_COLUMNS] of right words. tile: int32, wide: float64 [TILE_ROWS, TILE_COLUMNS] scratch.
+    left: address of left words, element (i, k) at i*row_stride + k*depth_stride; panel: address of right words
+    [depth, TILE_COLUMNS]; both int32. tile: int32, wide: float64 [TILE_ROWS, TILE_COLUMNS] scratch.
     """
     for start in range(0, depth, DEPTH_LIMIT):
         part = min(DEPTH_LIMIT, depth - start)
         multiply_tile(
-            left[first + start * depth_stride :].ctypes.data,
+            left + WORD * start * depth_stride,
             row_stride,
             depth_stride,
-            panel[start:].ctypes.data,
+            panel + WORD * start * TILE_COLUMNS,
             part,
             tile.ctypes.data,
         )

@@ -59,3 +59,9 @@ def device_function(function: F) -> F:
     """Compile a function that only kernels call; always inlined, or the loops that call it would not vectorise."""
     compiled: F = numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
     return compiled
+
+
+def subroutine(function: F) -> F:
+    """Compile a longer function that only kernels call; called rather than inlined, which keeps kernels small."""
+    compiled: F = numba.njit(nogil=True, error_model="numpy")(function)
+    return compiled

@@ -38,6 +38,7 @@ from engine.numerics.bits import float32_of_bits
 from engine.numerics.elementary import exp32
 from engine.numerics.fixed_point import (
     INFINITY_BITS,
+    WORD,
     ZERO_ROW,
     exponent_for,
     integer_of,
@@ -47,7 +48,7 @@ from engine.numerics.fixed_point import (
     power_of_two,
     right_word,
 )
-from engine.numerics.jit import device_function, kernel
+from engine.numerics.jit import device_function, kernel, subroutine
 from engine.numerics.microkernel import TILE_COLUMNS, TILE_ROWS, multiply_tile
 from engine.numerics.random import random_words4
 from engine.numerics.sums import SUM_LANES, lanes_total, sum_integer
@@ -93,7 +94,7 @@ def _inverse_of(exponent: Scalar) -> Scalar:
     return np.float64(0.0) if exponent == ZERO_ROW else power_of_two(-exponent)
 
 
-@device_function
+@subroutine
 def _quantise_left(
     x: Floats, at: Scalar, width: Scalar, left: Words, exponents: Longs, flag: Longs, slot: Scalar
 ) -> None:
@@ -107,7 +108,7 @@ def _quantise_left(
             words[d] = left_word(integer_of(row[d], factor))
 
 
-@device_function
+@subroutine
 def _quantise_columns(
     x: Floats, at: Scalar, width: Scalar, panels: Words, exponents: Longs, flag: Longs, slot: Scalar
 ) -> None:
@@ -124,7 +125,7 @@ def _quantise_columns(
             panels[t // TILE_COLUMNS, d, t % TILE_COLUMNS] = 0
 
 
-@device_function
+@subroutine
 def _quantise_depth(x: Floats, at: Scalar, width: Scalar, panels: Words, exponents: Longs) -> None:
     """Tokens along the depth of a right operand with `width` columns: panels [width/32, T, 32]; exponents given."""
     for t in range(x.shape[0]):
@@ -139,7 +140,7 @@ def _quantise_depth(x: Floats, at: Scalar, width: Scalar, panels: Words, exponen
                 words[j] = 0
 
 
-@device_function
+@subroutine
 def _keep_row(
     keep: Floats,
     count: Scalar,
@@ -203,8 +204,6 @@ def k_attn_fwd(
     tokens = qkv.shape[1]
     width = qkv.shape[2] // (3 * heads)
     inner = heads * width
-    flat_left = left.reshape(left.size)
-    flat_weights = weights.reshape(weights.size)
     stride = left.shape[1]
     weight_stride = weights.shape[1]
     sq, sk, sv, s0 = exponents[0], exponents[1], exponents[2], exponents[3]
@@ -226,7 +225,7 @@ def k_attn_fwd(
             visible = i0 + rows
             for p in range(-(-visible // TILE_COLUMNS)):
                 multiply_tile(
-                    flat_left[i0 * stride :].ctypes.data,
+                    left[i0:].ctypes.data,
                     stride,
                     1,
                     k_panels[p].ctypes.data,
@@ -274,7 +273,7 @@ def k_attn_fwd(
                 normalisers[b, h, query] = np.float32(np.float64(total) * power_of_two(-30))
             for p in range(v_panels.shape[0]):
                 multiply_block(
-                    flat_weights, weight_stride, 1, 0, v_panels[p], visible, tile, wide
+                    weights.ctypes.data, weight_stride, 1, v_panels[p].ctypes.data, visible, tile, wide
                 )
                 columns = min(TILE_COLUMNS, width - p * TILE_COLUMNS)
                 for i in range(rows):
@@ -311,7 +310,7 @@ def _fold_factor(least: Scalar, exponent: Scalar) -> Scalar:
     return np.float32(power_of_two(least - exponent))
 
 
-@device_function
+@subroutine
 def _left_columns(
     x: Floats, rows: Scalar, columns: Scalar, words: Words, tops: Words, factors: Doubles, scales: Doubles
 ) -> None:
@@ -334,7 +333,7 @@ def _left_columns(
             out[j] = 0
 
 
-@device_function
+@subroutine
 def _left_rows(x: Floats, rows: Scalar, columns: Scalar, words: Words, scales: Doubles) -> None:
     """Quantise x [rows, columns] with one exponent per row; scales[i] = 2**(8 - s_i)."""
     for i in range(rows):
@@ -349,7 +348,7 @@ def _left_rows(x: Floats, rows: Scalar, columns: Scalar, words: Words, scales: D
             out[j] = left_word(integer_of(row[j], factor))
 
 
-@device_function
+@subroutine
 def _add_product(
     words: Words,
     row_stride: Scalar,
@@ -367,13 +366,12 @@ def _add_product(
     tile: Words,
 ) -> None:
     """gradient[first + r, at + d] += fp32(P/256 * scales[r] * 2**-least), over `depth` tokens from `start`."""
-    flat = words.reshape(words.size)
     down = power_of_two(-least)
     for p in range(panels.shape[0]):
         columns = min(TILE_COLUMNS, width - p * TILE_COLUMNS)
         for r0 in range(0, rows, TILE_ROWS):
             multiply_tile(
-                flat[r0 * row_stride :].ctypes.data,
+                words.ctypes.data + WORD * r0 * row_stride,
                 row_stride,
                 depth_stride,
                 panels[p, start:].ctypes.data,
@@ -439,8 +437,6 @@ def k_attn_bwd(
     x_v, x_k, x_q = tiles[0], tiles[1], tiles[2]
     factors, scales = doubles[0], doubles[1]
     k_inverse, v_inverse = inverses[0], inverses[1]
-    flat_q = q_left.reshape(q_left.size)
-    flat_do = do_left.reshape(do_left.size)
     for head in range(first, last):
         b = head // heads
         h = head % heads
@@ -482,7 +478,7 @@ def k_attn_bwd(
                         panel = (j0 + c0) // TILE_COLUMNS
                         if not stored.size:
                             multiply_tile(
-                                flat_q[(i0 + r0) * stride :].ctypes.data,
+                                q_left[i0 + r0 :].ctypes.data,
                                 stride,
                                 1,
                                 k_columns[panel].ctypes.data,
@@ -499,7 +495,7 @@ def k_attn_bwd(
                                         * scale
                                     )
                         multiply_tile(
-                            flat_do[(i0 + r0) * stride :].ctypes.data,
+                            do_left[i0 + r0 :].ctypes.data,
                             stride,
                             1,
                             v_columns[panel].ctypes.data,

@@ -37,9 +37,18 @@ def k_embed_fwd(
 
 
 @kernel
-def k_sort_tokens(ids: Words, order: Words) -> None:
-    """order = places of the tokens, ascending by id and then by place."""
-    order[:] = np.argsort(ids, kind="mergesort").astype(np.int32)
+def k_sort_tokens(ids: Words, starts: Words, order: Words) -> None:
+    """order [M] = places of the tokens, ascending by id and then by place; starts [V]: scratch."""
+    starts[:] = 0
+    for t in range(ids.size):
+        starts[ids[t]] += 1
+    end = ids.size
+    for v in range(starts.size - 1, -1, -1):
+        end -= starts[v]
+        starts[v] = end
+    for t in range(ids.size):
+        order[starts[ids[t]]] = t
+        starts[ids[t]] += 1
 
 
 @kernel
@@ -98,8 +107,9 @@ def k_embed_bwd(
 
 @dataclass(frozen=True, kw_only=True)
 class Embed(Operation):
-    """Input ids int32 [B, T], output y [B, T, width]. Parameters token [V, width], position [context, width]."""
+    """Input ids int32 [B, T], output y [B, T, width]. Parameters token [vocab, width], position [context, width]."""
 
+    vocab: int
     width: int
     probability: float
     site: int
@@ -116,6 +126,7 @@ class Embed(Operation):
 
     def backward_work(self, sizes: Sizes, tier: str) -> dict[str, BufferType]:
         return {
+            "starts": BufferType((self.vocab,), "int32"),
             "order": BufferType((sizes.batch * sizes.context,), "int32"),
             "tops": BufferType((self.width,), "int32"),
             "sums": BufferType((2, self.width), "int64"),
@@ -139,7 +150,7 @@ class Embed(Operation):
             flat = dy.reshape(-1)
             run.team.run(dropout_tasks(run, self.probability, self.site, flat))
         order, *work = (run.work(self.name, r) for r in ("order", "tops", "sums", "factors"))
-        k_sort_tokens(ids.reshape(-1), order)
+        k_sort_tokens(ids.reshape(-1), run.work(self.name, "starts"), order)
         gradients = [run.parameter_gradient(self.parameters[r]) for r in ("token", "position")]
         run.team.run(
             [

@@ -189,7 +189,6 @@ def k_linear_rows(
     depth = x.shape[1]
     columns = out.shape[1]
     stride = left.shape[1]
-    flat = left.reshape(left.size)
     for start in range(first, last, ROWS_AT_ONCE):
         rows = min(ROWS_AT_ONCE, last - start)
         for i in range(rows):
@@ -205,7 +204,7 @@ def k_linear_rows(
             column_scales = scales[column : column + width]
             column_bias = bias[column : column + width]
             for block in range(0, rows, TILE_ROWS):
-                multiply_block(flat, stride, 1, block * stride, panels[p], depth, tile, wide)
+                multiply_block(left[block:].ctypes.data, stride, 1, panels[p].ctypes.data, depth, tile, wide)
                 for i in range(min(TILE_ROWS, rows - block)):
                     target = out[start + block + i, column : column + width]
                     source, scale = wide[i], row_scales[block + i]
@@ -239,13 +238,12 @@ def k_linear_weight_gradient(
     """
     rows, columns = gradient.shape
     depth = panels.shape[1]
-    flat = left.reshape(left.size)
     for p in range(panels.shape[0]):
         column = p * TILE_COLUMNS
         width = min(TILE_COLUMNS, columns - column)
         column_scales = scales[column : column + width]
         for b in range(first, last):
-            multiply_block(flat, 1, TILE_ROWS, b * depth * TILE_ROWS, panels[p], depth, tile, wide)
+            multiply_block(left[b].ctypes.data, 1, TILE_ROWS, panels[p].ctypes.data, depth, tile, wide)
             for i in range(min(TILE_ROWS, rows - b * TILE_ROWS)):
                 n = b * TILE_ROWS + i
                 target, source = gradient[n, column : column + width], wide[i]
