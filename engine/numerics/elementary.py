@@ -314,8 +314,7 @@ def cosine_decay(t: int, total: int) -> float:
     """
     if not 0 <= t <= total or not 0 < total < 2**53:
         raise NumericsDomainError(
-            "cosine_decay: expected 0 <= t <= total and 0 < total < 2^53, "
-            f"found t={t}, total={total}"
+            f"cosine_decay: expected 0 <= t <= total and 0 < total < 2^53, found t={t}, total={total}"
         )
     if 2 * t == total:
         return 0.5
@@ -338,8 +337,7 @@ def pow_int64(base: float, exponent: int) -> float:
     """
     if not 0.0 <= base <= 1.0 or exponent < 0:
         raise NumericsDomainError(
-            "pow_int64: expected 0 <= base <= 1 and exponent >= 0, "
-            f"found base={base!r}, exponent={exponent}"
+            f"pow_int64: expected 0 <= base <= 1 and exponent >= 0, found base={base!r}, exponent={exponent}"
         )
     numerator, denominator = base.as_integer_ratio()
     square = (numerator, 1 - denominator.bit_length())

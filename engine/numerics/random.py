@@ -99,19 +99,13 @@ def philox(
 
 
 @device_function
-def random_words4(
-    seed_low: Scalar, seed_high: Scalar, step: Scalar, site: Scalar, block: Scalar
-) -> Words:
+def random_words4(seed_low: Scalar, seed_high: Scalar, step: Scalar, site: Scalar, block: Scalar) -> Words:
     """The words of elements `4 block` to `4 block + 3`: one Philox evaluation for four elements."""
-    return philox(
-        np.uint32(block), np.uint32(np.uint64(block) >> WORD_BITS), site, step, seed_low, seed_high
-    )
+    return philox(np.uint32(block), np.uint32(np.uint64(block) >> WORD_BITS), site, step, seed_low, seed_high)
 
 
 @device_function
-def random_word(
-    seed_low: Scalar, seed_high: Scalar, step: Scalar, site: Scalar, element: Scalar
-) -> Scalar:
+def random_word(seed_low: Scalar, seed_high: Scalar, step: Scalar, site: Scalar, element: Scalar) -> Scalar:
     """The word of one element, uniform over all 2^32 values."""
     w0, w1, w2, w3 = random_words4(seed_low, seed_high, step, site, element >> np.int64(2))
     lower = w1 if element & np.int64(1) else w0
@@ -140,9 +134,7 @@ def dropout_threshold(probability: float) -> np.uint32:
     Raises NumericsDomainError unless `0 <= probability < 1`.
     """
     if not 0.0 <= probability < 1.0:
-        raise NumericsDomainError(
-            f"dropout probability: expected at least 0 and below 1, found {probability!r}"
-        )
+        raise NumericsDomainError(f"dropout probability: expected at least 0 and below 1, found {probability!r}")
     return np.uint32(Fraction(repr(float(probability))) * 2**32 // 1)
 
 
@@ -169,9 +161,7 @@ def check_site(site: int) -> np.uint32:
 
 def _check_below(name: str, value: int, limit: int) -> None:
     if not 0 <= value < limit:
-        raise NumericsDomainError(
-            f"{name}: expected an integer from 0 to {limit - 1}, found {value}"
-        )
+        raise NumericsDomainError(f"{name}: expected an integer from 0 to {limit - 1}, found {value}")
 
 
 def uniform_u32(seed: int, step: int, site: int, element: int) -> int:
@@ -185,9 +175,7 @@ def uniform_u32(seed: int, step: int, site: int, element: int) -> int:
 
 
 @kernel
-def _word_kernel(
-    seed_low: Scalar, seed_high: Scalar, step: Scalar, site: Scalar, element: Scalar
-) -> Scalar:
+def _word_kernel(seed_low: Scalar, seed_high: Scalar, step: Scalar, site: Scalar, element: Scalar) -> Scalar:
     return random_word(seed_low, seed_high, step, site, element)
 
 
@@ -223,9 +211,7 @@ def normal_fill(out: Floats, seed: int, site: int, std: float, start: int = 0) -
             f"normal_fill: expected a contiguous 1-D float32 array, found {out.dtype} {out.shape}"
         )
     if not 0.0 <= std < np.inf:
-        raise NumericsDomainError(
-            f"normal_fill: expected a finite std of at least 0, found {std!r}"
-        )
+        raise NumericsDomainError(f"normal_fill: expected a finite std of at least 0, found {std!r}")
     _check_below("first element", start, ELEMENT_LIMIT - out.size)
     low, high = split_seed(seed)
     _normal_kernel(out, low, high, check_site(site), float(std), np.int64(start))
@@ -247,14 +233,10 @@ def _normal_kernel(
     first_block = (start + leading) >> np.int64(1)
     pairs = (size - leading) >> 1
     if leading:
-        out[0] = np.float32(
-            std * normal_pair64(seed_low, seed_high, step, site, first_block - 1)[1]
-        )
+        out[0] = np.float32(std * normal_pair64(seed_low, seed_high, step, site, first_block - 1)[1])
     for i in range(pairs):
         even, odd = normal_pair64(seed_low, seed_high, step, site, first_block + i)
         out[leading + 2 * i] = np.float32(std * even)
         out[leading + 2 * i + 1] = np.float32(std * odd)
     if leading + 2 * pairs < size:
-        out[size - 1] = np.float32(
-            std * normal_pair64(seed_low, seed_high, step, site, first_block + pairs)[0]
-        )
+        out[size - 1] = np.float32(std * normal_pair64(seed_low, seed_high, step, site, first_block + pairs)[0])

@@ -47,9 +47,7 @@ def check_float_environment() -> None:
     _probe(PROBE_INPUTS, results)
     failures = [
         f"{property_}: expected bits {expected:#010x}, found {found:#010x}"
-        for (property_, expected), found in zip(
-            PROBES, results.view(np.uint32).tolist(), strict=True
-        )
+        for (property_, expected), found in zip(PROBES, results.view(np.uint32).tolist(), strict=True)
         if found != expected
     ]
     if failures:

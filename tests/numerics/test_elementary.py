@@ -36,10 +36,10 @@ STRIDE = 4099
 FAR = math.inf
 BOUNDS: dict[str, tuple[tuple[float, float], ...]] = {
     "exp32": ((1.0, FAR),),
-    "log32": ((0.8, FAR),),
+    "log32": ((0.88, FAR),),
     "tanh32": ((2.5, 2.0**-23),),
-    "gelu32": ((FAR, 2.0**-40), (32.0, 2.0**-24), (3.0, FAR)),
-    "gelu_grad32": ((FAR, 2.0**-38), (36.0, 2.0**-23), (FAR, 2.0**-23), (4.0, 2.0**-21)),
+    "gelu32": ((FAR, 2.0**-40), (36.0, 2.0**-24), (3.1, FAR)),
+    "gelu_grad32": ((FAR, 2.0**-38), (38.0, 2.0**-23), (FAR, 2.0**-23), (4.6, 2.0**-21)),
     "log64": ((0.9, FAR),),
     "cos64": ((1.05, 2.0**-52),),
     "sin64": ((1.05, 2.0**-52),),
@@ -63,9 +63,7 @@ EXTENDED = np.finfo(np.longdouble).nmant >= 63
 
 def measurable(name: str) -> Any:
     """A function whose error the fast reference can resolve on this platform."""
-    narrow = pytest.mark.skipif(
-        name.endswith("64") and not EXTENDED, reason="long double is no wider than float64"
-    )
+    narrow = pytest.mark.skipif(name.endswith("64") and not EXTENDED, reason="long double is no wider than float64")
     return pytest.param(name, marks=narrow)
 
 
@@ -211,9 +209,7 @@ def test_power_for_the_bases_of_adam(base: float) -> None:
         assert pow_int64(base, exponent) == expected
 
 
-@pytest.mark.parametrize(
-    ("base", "exponent"), [(-0.1, 2), (1.1, 2), (0.5, -1), (math.nan, 1), (math.inf, 1)]
-)
+@pytest.mark.parametrize(("base", "exponent"), [(-0.1, 2), (1.1, 2), (0.5, -1), (math.nan, 1), (math.inf, 1)])
 def test_power_refuses_what_it_is_not_defined_for(base: float, exponent: int) -> None:
     with pytest.raises(NumericsDomainError, match="0 <= base <= 1 and exponent >= 0"):
         pow_int64(base, exponent)
@@ -280,14 +276,10 @@ def assembly(compiled: Any, triple: str) -> str:
     source = ir_of(compiled)
     # Not for this target: its description, and the atomics of Numba's reference counts.
     source = re.sub(r"^target .*$|\"target-(?:cpu|features)\"=\"[^\"]*\"", "", source, flags=re.M)
-    source = re.sub(
-        r"= (?:tail )?call i8 @llvm\.x86\.atomic.*$", "= add i8 0, 0", source, flags=re.M
-    )
+    source = re.sub(r"= (?:tail )?call i8 @llvm\.x86\.atomic.*$", "= add i8 0, 0", source, flags=re.M)
     module = llvm.parse_assembly(source)
     module.triple = triple
-    machine = llvm.Target.from_triple(triple).create_target_machine(
-        opt=3, features="+fp-armv8,+neon"
-    )
+    machine = llvm.Target.from_triple(triple).create_target_machine(opt=3, features="+fp-armv8,+neon")
     module.data_layout = str(machine.target_data)
     return machine.emit_assembly(module)
 
@@ -301,9 +293,7 @@ def test_no_multiply_add_is_contracted(triple: str) -> None:
 
 @pytest.mark.parametrize("triple", list(CONTRACTED))
 def test_the_search_for_contraction_finds_it_where_it_is_allowed(triple: str) -> None:
-    if triple == "host" and not llvm.get_host_cpu_features().get(
-        "fma", "aarch64" in llvm.get_process_triple()
-    ):
+    if triple == "host" and not llvm.get_host_cpu_features().get("fma", "aarch64" in llvm.get_process_triple()):
         pytest.skip("this processor has no fused multiply-add")
 
     @numba.njit(fastmath={"contract"})

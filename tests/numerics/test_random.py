@@ -65,9 +65,7 @@ KNOWN_ANSWERS = [
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 @pytest.mark.parametrize("function", [philox_compiled, philox_in_python])
-def test_philox_known_answers(
-    function: Callable[[Any, Any], Any], counter: Any, key: Any, expected: Any
-) -> None:
+def test_philox_known_answers(function: Callable[[Any, Any], Any], counter: Any, key: Any, expected: Any) -> None:
     assert function(counter, key) == expected
 
 
@@ -202,9 +200,7 @@ def test_a_generic_processor_gives_the_same_normal_variates() -> None:
     st.integers(0, 70),
     st.lists(st.integers(0, 70), max_size=4),
 )
-def test_normal_variates_do_not_depend_on_how_the_range_is_cut(
-    start: int, size: int, cuts: list[int]
-) -> None:
+def test_normal_variates_do_not_depend_on_how_the_range_is_cut(start: int, size: int, cuts: list[int]) -> None:
     whole = normal(size, start=start)
     borders = [0, *sorted(min(cut, size) for cut in cuts), size]
     pieces = [normal(b - a, start=start + a) for a, b in pairwise(borders)]
@@ -227,9 +223,7 @@ def test_normal_variates_follow_their_definition() -> None:
             turned = mpmath.sin(angle) if odd else mpmath.cos(angle)
             exact = mpmath.mpf(std) * mpmath.sqrt(-2 * mpmath.log(u)) * turned
             # One rounding to fp32, and a float64 error that can move a near-tie.
-            assert abs(mpmath.mpf(float(value)) - exact) <= abs(float(np.spacing(value))) * (
-                0.5 + 1e-7
-            )
+            assert abs(mpmath.mpf(float(value)) - exact) <= abs(float(np.spacing(value))) * (0.5 + 1e-7)
 
 
 def test_normal_variates_are_standard_normal() -> None:
@@ -302,8 +296,6 @@ def test_normal_fill_refuses_other_arrays(out: Any) -> None:
         ((0, 0, 1.0, 2**63 - 3), "first element"),
     ],
 )
-def test_normal_fill_refuses_what_it_is_not_defined_for(
-    arguments: tuple[Any, ...], message: str
-) -> None:
+def test_normal_fill_refuses_what_it_is_not_defined_for(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(NumericsDomainError, match=message):
         normal_fill(np.zeros(4, dtype=np.float32), *arguments)

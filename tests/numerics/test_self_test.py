@@ -71,9 +71,7 @@ def test_this_machine_is_sound() -> None:
     check_float_environment()
 
 
-@pytest.mark.skipif(
-    platform.machine() not in ("x86_64", "AMD64"), reason="sets the x86 control word"
-)
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="sets the x86 control word")
 def test_a_changed_control_word_is_noticed_and_an_unchanged_one_is_not() -> None:
     output = subprocess.run(
         [sys.executable, "-c", PROGRAM, "0", *map(str, SETTINGS)],
