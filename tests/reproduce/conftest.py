@@ -1,0 +1,189 @@
+"""A small project of its own: the sources of this checkout, a text, a model that trains in seconds, real Git and DVC.
+
+It lies at the same place in every session, because Numba keeps compiled kernels by the place of their source; so
+only one session at a time has it.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import filelock
+import platformdirs
+import pytest
+from ruamel.yaml import YAML
+
+from artifacts import Store, hash_bytes, list_runs
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SOURCES = ("engine", "data_pipeline", "artifacts", "reproduce", "tools", "experiments", ".dvc")
+FILES = ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore", ".gitattributes", "data/.gitignore", "run/.gitignore")
+TEXT = "".join(
+    f"The quick brown fox {n} jumps over the lazy dog, and then it rests a while ({n * 7919 % 1000}).\n"
+    for n in range(120)
+)
+MICRO = {
+    "data": {
+        "sources": [{"kind": "file", "paths": ["corpus/*.txt"]}],
+        "cleaning": [],
+        "tokenizer": {"kind": "characters"},
+        "validation_permille": 50,
+    },
+    "model": {"vocab": 48, "context": 16, "d_model": 16, "heads": 2, "layers": 1, "hidden": 32, "dropout": 0.1},
+    "train": {"steps": 12, "batch": 4, "shards": 2, "warmup_steps": 2},
+    "evaluation": {"every_steps": 4},
+    "sampling": {"every_steps": 4, "prompt": "The", "tokens": 20},
+    "run": {"save_every_steps": 5, "progress": "plain"},
+}
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The surroundings of a command: none of this session's own settings of Python and DVC."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "DVC_", "PYTEST_", "GIT_"))
+    }
+    identity = {f"GIT_{who}_{what}": "tests" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    return {**kept, **identity, "DVC_NO_ANALYTICS": "1", "PYTHONUTF8": "1", **more}
+
+
+class Project:
+    """The project's folder and what can be done in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write_params(self, changes: Mapping[str, Mapping[str, object]] | None = None) -> None:
+        """params.yaml: tiny's with MICRO and `changes` over it."""
+        yaml = YAML(typ="safe", pure=True)
+        whole = yaml.load((CHECKOUT / "experiments" / "tiny.yaml").read_text(encoding="utf-8"))
+        for layer in (MICRO, changes or {}):
+            for section, values in layer.items():
+                whole[section].update(values) if isinstance(values, Mapping) else whole.update({section: values})
+        with (self.root / "params.yaml").open("w", encoding="utf-8", newline="") as out:
+            yaml.dump(whole, out)
+
+    def run(self, *words: str, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
+        """A command to its end; `code` is what it has to exit with."""
+        done = subprocess.run(
+            words,
+            cwd=self.root,
+            env=environment(**more),
+            capture_output=True,
+            encoding="utf-8",
+            timeout=300,
+        )
+        assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def reproduce(self, *words: str, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
+        return self.run(sys.executable, "-m", "reproduce", *words, code=code, **more)
+
+    def dvc(self, *words: str, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
+        return self.run(sys.executable, "-m", "dvc", *words, code=code, **more)
+
+    def git(self, *words: str) -> str:
+        return self.run("git", *words).stdout
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """A command that goes on beside the test, with its own process group and its output in a file."""
+        log = (self.root.parent / "log").open("wb")
+        with log:
+            return subprocess.Popen(
+                words, cwd=self.root, env=environment(), stdout=log, stderr=log, start_new_session=True
+            )
+
+    def start_dvc(self, *words: str) -> subprocess.Popen[bytes]:
+        return self.start(sys.executable, "-m", "dvc", *words)
+
+    def start_reproduce(self, *words: str) -> subprocess.Popen[bytes]:
+        return self.start(sys.executable, "-m", "reproduce", *words)
+
+    @property
+    def log(self) -> str:
+        return (self.root.parent / "log").read_text(encoding="utf-8")
+
+    def read(self, path: str) -> str:
+        return (self.root / path).read_text(encoding="utf-8")
+
+    def store(self) -> Store:
+        return Store(self.root / ".samebits" / "store")
+
+    def last_step(self) -> int:
+        """The newest step saved by any run; -1 for none."""
+        if not (self.root / ".samebits" / "store" / "STORE_FORMAT").exists():
+            return -1
+        return max((step for run in list_runs(self.store()) for step in run.bundles), default=-1)
+
+    def status(self) -> str:
+        """The status of the only run."""
+        (run,) = list_runs(self.store())
+        return run.status
+
+    def record(self) -> str:
+        return hash_bytes((self.root / "run" / "record.json").read_bytes())
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def place():
+    """The folder that the project lies in; its name has a space and letters outside ASCII."""
+    mark = hashlib.sha256(os.fsencode(CHECKOUT)).hexdigest()[:12]
+    folder = Path(platformdirs.user_cache_dir("samebits")) / "tests" / f"prüf stand {mark}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder / "lock", timeout=900):
+        venv = folder / ".venv"
+        venv.unlink(missing_ok=True)
+        venv.symlink_to(sys.prefix)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def committed(place):
+    """The project with its sources and a text committed to Git, and nothing else."""
+    root = place / "project"
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "tmp", "cache", "config.local")
+    for name in SOURCES:
+        shutil.copytree(CHECKOUT / name, root / name, ignore=ignored)
+    for name in FILES:
+        (root / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(CHECKOUT / name, root / name)
+    (root / "corpus").mkdir()
+    (root / "corpus" / "fox.txt").write_text(TEXT, encoding="utf-8", newline="")
+    project = Project(root)
+    project.write_params()
+    project.git("init", "-q", "-b", "main")
+    project.git("add", "-A")
+    project.git("commit", "-q", "-m", "sources")
+    return project
+
+
+@pytest.fixture
+def project(committed):
+    """The committed project, as clean as a clone."""
+    committed.git("reset", "-q", "--hard", "main")
+    committed.git("clean", "-q", "-ffdx")
+    return committed
+
+
+@pytest.fixture(scope="module")
+def prepared(committed):
+    """For tests that only look: the whole pipeline run once; they must leave it as it is."""
+    committed.git("reset", "-q", "--hard", "main")
+    committed.git("clean", "-q", "-ffdx")
+    committed.dvc("repro")
+    return committed
