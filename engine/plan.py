@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.backends.layout import CpuLayout, Layout
 from engine.errors import PlanRefused
 from engine.operations.base import BufferType, Sizes
 from engine.program import Parameter, Program
@@ -61,11 +62,6 @@ class Plan:
             )
 
 
-def gradient_sets(shards: int) -> int:
-    """Sets of gradient buffers that the binary tree over shards needs: ceil(log2 S) + 1."""
-    return (shards - 1).bit_length() + 1
-
-
 def gradient_name(tensor: str) -> str:
     return f"d({tensor})"
 
@@ -92,7 +88,8 @@ class _Storage:
 
 
 class _Planner:
-    def __init__(self, program: Program, sizes: Sizes, tier: str) -> None:
+    def __init__(self, program: Program, sizes: Sizes, tier: str, layout: Layout) -> None:
+        self.layout = layout
         self.program = program
         self.sizes = sizes
         self.tier = tier
@@ -137,7 +134,7 @@ class _Planner:
                     self.share(name, self._type(name), category, operation.inputs[taken], last)
                 else:
                     self.add(name, self._type(name), category, time, last)
-            for role, type in operation.forward_work(self.sizes, self.tier).items():
+            for role, type in self.layout.forward_work(operation, self.sizes, self.tier).items():
                 self.add(f"{operation.name}/forward/{role}", type, "workspace", time, time)
 
     def gradients(self) -> None:
@@ -161,12 +158,12 @@ class _Planner:
                     self.share(gradient, type, "activations", name, last_use[name])
                 else:
                     self.add(gradient, type, "activations", time, last_use[name])
-            for role, type in operation.backward_work(self.sizes, self.tier).items():
+            for role, type in self.layout.backward_work(operation, self.sizes, self.tier).items():
                 self.add(f"{operation.name}/backward/{role}", type, "workspace", time, time)
 
     def derived(self) -> None:
         for operation in self.program.operations:
-            for role, type in operation.derived(self.tier).items():
+            for role, type in self.layout.derived(operation, self.tier).items():
                 self.always(f"{operation.name}/derived/{role}", type, "derived")
 
     def _type(self, name: str) -> BufferType:
@@ -174,22 +171,27 @@ class _Planner:
         return BufferType(tensor.at(self.sizes), tensor.dtype)
 
 
-def make_plan(program: Program, train: TrainSpec, tier: str, threads: int) -> Plan:
-    """Lay out all buffers for one shard of `train.batch / train.shards` rows."""
-    sizes = Sizes(
-        batch=train.batch // train.shards, context=program.spec.context, threads=threads
-    )
-    planner = _Planner(program, sizes, tier)
+def make_plan(
+    program: Program, train: TrainSpec, tier: str, threads: int, layout: Layout | None = None
+) -> Plan:
+    """Lay out all buffers for the shards that a backend takes at once; `layout` is the CPU's unless given."""
+    layout = layout or CpuLayout(threads)
+    rows = train.batch // train.shards * layout.shards_at_once(train.shards)
+    sizes = Sizes(batch=rows, context=program.spec.context, threads=layout.threads)
+    planner = _Planner(program, sizes, tier, layout)
     places, elements = flat_layout(program.parameters)
     flat = BufferType((elements,), "float32")
     planner.always("weights", flat, "weights")
     for name in ("m", "v"):
         planner.always(name, flat, "moments")
-    sets = gradient_sets(train.shards)
+    sets = layout.gradient_sets(train.shards)
     for number in range(sets):
         planner.always(f"gradients{number}", flat, "gradients")
-    for name in ("weights", "m", "v"):
-        planner.always(f"saved/{name}", flat, "saving")
+    if layout.saves_in_arena:
+        for name in ("weights", "m", "v"):
+            planner.always(f"saved/{name}", flat, "saving")
+    for name, type in layout.lasting(program, elements).items():
+        planner.always(name, type, "workspace")
     planner.activations()
     planner.gradients()
     planner.derived()

@@ -6,17 +6,14 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
-from engine.backends.cpu import CpuBackend
+from engine.backends.opening import Device, open_backend
 from engine.digest import step_digest
 from engine.errors import NonFinite, SpecError, StateMismatch, TokenError
 from engine.initial import fill_initial
 from engine.numerics.types import Array, Words
-from engine.plan import Plan, make_plan
 from engine.program import build_program
 from engine.schedule import step_values
-from engine.self_test import check_machine
 from engine.spec import ModelSpec, Tier, TrainSpec
 
 DIGEST_BYTES = 32
@@ -54,16 +51,20 @@ class Trainer:
     """Trains one model. The state after n steps is a function of the specs, the tier and the batches alone."""
 
     def __init__(
-        self, model: ModelSpec, train: TrainSpec, tier: Tier, batches: BatchSource, *, threads: int
+        self,
+        model: ModelSpec,
+        train: TrainSpec,
+        tier: Tier,
+        batches: BatchSource,
+        *,
+        threads: int,
+        device: Device = "cpu",
     ) -> None:
         """Plan and allocate; PlanRefused if memory does not suffice. Call initialise() or load_state() next."""
-        check_machine()
         self.model = model
         self.train = train
         self.program = build_program(model)
-        self.plan: Plan = make_plan(self.program, train, tier, threads)
-        self.plan.check_fits(psutil.virtual_memory().available, "this machine")
-        self.backend = CpuBackend(self.program, self.plan, train)
+        self.plan, self.backend = open_backend(self.program, train, tier, device, threads)
         self.batches = batches
         self.step = 0
         self.losses = np.zeros(train.steps, np.float32)
@@ -74,20 +75,21 @@ class Trainer:
     def initialise(self) -> None:
         """Start from initial weights and zero moments, at step 0."""
         self.step = 0
-        for array in self.backend.flat.values():
+        flat = self.backend.state_to_write()
+        for array in flat.values():
             array[:] = 0
+        weights = self.backend.views(flat["weights"])
         for number, parameter in enumerate(self.program.parameters):
-            fill_initial(parameter, number, self.train.seed, self.backend.parameters[parameter.name])
-        self.backend.weights_changed()
+            fill_initial(parameter, number, self.train.seed, weights[parameter.name])
+        self.backend.state_written()
 
     def state(self) -> dict[str, Array]:
         """The whole state by name, as views that the next step overwrites."""
-        return self._named(self.backend.flat, self.step)
+        return self._named(self.backend.current_state(), self.step)
 
     def saved_state(self) -> dict[str, Array]:
         """A copy of the whole state in the plan's saving buffers; stays as it is until the next call."""
-        self.backend.copy_for_saving()
-        return self._named(self.backend.saved, self.step)
+        return self._named(self.backend.copy_for_saving(), self.step)
 
     def _named(self, flat: Mapping[str, Array], done: int) -> dict[str, Array]:
         named: dict[str, Array] = {}
@@ -106,7 +108,7 @@ class Trainer:
             raise StateMismatch(
                 f"the state is at step {done}, the configuration ends at train.steps={self.train.steps}"
             )
-        expected = self._named(self.backend.flat, done)
+        expected = self._named(self.backend.state_to_write(), done)
         missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
         if missing or unknown:
             raise StateMismatch(
@@ -123,7 +125,7 @@ class Trainer:
         for name, target in expected.items():
             target[...] = state[name]
         self.step = done
-        self.backend.weights_changed()
+        self.backend.state_written()
 
     def train_step(self) -> StepResult:
         """One optimizer step over a whole batch; raises NonFinite, leaving weights and moments as they were."""
@@ -131,24 +133,23 @@ class Trainer:
             raise AssertionError(f"all {self.train.steps} steps are done")
         self.batches.fill(self.step, self._inputs, self._targets)
         self._check_tokens(self._inputs, self._targets)
-        gradients, total = self.backend.run_shards(self.step, self._inputs, self._targets)
-        self._check_finite()
-        norm = self.backend.gradient_norm(gradients)
-        if not np.isfinite(norm):
-            raise NonFinite(self._non_finite_gradient(gradients))
         values = step_values(self.train, self.step)
-        bad = self.backend.update(gradients, norm, values)
-        if bad:
+        outcome = self.backend.train_step(self.step, self._inputs, self._targets, values)
+        self._check_finite(outcome.flagged)
+        if not np.isfinite(outcome.norm):
+            what = outcome.bad_gradients[0] if outcome.bad_gradients else "all parameters together"
+            raise NonFinite(f"step {self.step + 1}: the gradient of {what} is not finite. {UNCHANGED}")
+        if outcome.bad_updates:
             raise NonFinite(
-                f"step {self.step + 1}: the optimizer would make {bad[0]} or its moments infinite or NaN. "
-                f"{UNCHANGED}. A lower train.learning_rate or a train.clip_norm may help"
+                f"step {self.step + 1}: the optimizer would make {outcome.bad_updates[0]} or its moments infinite or "
+                f"NaN. {UNCHANGED}. A lower train.learning_rate or a train.clip_norm may help"
             )
-        loss = np.float32(total * LOSS_UNIT / self._inputs.size)
+        loss = np.float32(outcome.loss_total * LOSS_UNIT / self._inputs.size)
         self.step += 1
         digest = step_digest(self.step, loss, self.backend.sums)
         self.losses[self.step - 1] = loss
         self.digests[self.step - 1] = np.frombuffer(digest, np.uint8)
-        return StepResult(self.step, loss, norm, values.learning_rate, digest)
+        return StepResult(self.step, loss, outcome.norm, values.learning_rate, digest)
 
     def evaluate(self, windows: WindowSource) -> float:
         """Mean loss over all windows in nats per token, without dropout."""
@@ -165,7 +166,7 @@ class Trainer:
             windows.fill(first, inputs, targets)
             self._check_tokens(inputs, targets)
             total += self.backend.losses(inputs, targets)
-            self._check_finite()
+            self._check_finite(self.backend.take_flag())
         return total * LOSS_UNIT / (windows.count * self.model.context)
 
     def next_logits(self, tokens: Words) -> npt.NDArray[np.float32]:
@@ -178,7 +179,7 @@ class Trainer:
         ids = np.zeros((1, padded), np.int32)
         ids[0, : len(tokens)] = tokens
         logits: npt.NDArray[np.float32] = self.backend.logits(ids)[0, len(tokens) - 1]
-        self._check_finite()
+        self._check_finite(self.backend.take_flag())
         return logits
 
     def _check_tokens(self, *arrays: Words) -> None:
@@ -191,21 +192,13 @@ class Trainer:
                     f"{least if least < 0 else most}: set model.vocab to at least the tokenizer's size"
                 )
 
-    def _check_finite(self) -> None:
-        bad = np.flatnonzero(self.backend.flags)
-        if len(bad):
-            self.backend.flags[:] = 0
-            name = self.program.operations[bad[0]].name
+    def _check_finite(self, flagged: int | None) -> None:
+        if flagged is not None:
+            name = self.program.operations[flagged].name
             raise NonFinite(
                 f"step {self.step + 1}: a number that is not finite (NaN or infinity) entered {name}. "
                 f"{UNCHANGED}. A lower train.learning_rate or a train.clip_norm may help"
             )
-
-    def _non_finite_gradient(self, gradients: int) -> str:
-        views = self.backend.parameter_gradients[gradients]
-        bad = [name for name, g in views.items() if not np.isfinite(g).all()]
-        what = bad[0] if bad else "all parameters together"
-        return f"step {self.step + 1}: the gradient of {what} is not finite. {UNCHANGED}"
 
     def close(self) -> None:
         self.backend.close()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from engine.backends.base import StepOutcome
 from engine.digest import Sums
 from engine.numerics.fixed_point import INFINITY_BITS, magnitude_bits
 from engine.numerics.jit import kernel
@@ -239,6 +240,26 @@ class CpuBackend:
         )
         return float(k_grad_norm_final(self._partial, self._lanes[0]))
 
+    def train_step(self, step: int, ids: Words, targets: Words, values: StepValues) -> StepOutcome:
+        """One optimizer step over a whole batch."""
+        gradients, total = self.run_shards(step, ids, targets)
+        flagged = self.take_flag()
+        norm = float("nan") if flagged is not None else self.gradient_norm(gradients)
+        bad_gradients: list[str] = []
+        bad_updates: list[str] = []
+        if flagged is None and not np.isfinite(norm):
+            views = self.parameter_gradients[gradients]
+            bad_gradients = [name for name, g in views.items() if not np.isfinite(g).all()]
+        elif flagged is None:
+            bad_updates = self.update(gradients, norm, values)
+        return StepOutcome(total, norm, flagged, bad_gradients, bad_updates)
+
+    def take_flag(self) -> int | None:
+        """The first operation that met a number that is not finite since the last call."""
+        bad = np.flatnonzero(self.flags)
+        self.flags[:] = 0
+        return int(bad[0]) if len(bad) else None
+
     def update(self, set: int, norm: float, values: StepValues) -> list[str]:
         """One AdamW step; leaves each parameter's part of the step digest in `sums`.
 
@@ -296,10 +317,22 @@ class CpuBackend:
         frame.forward()
         return frame.tensor(self.program.logits)
 
-    def copy_for_saving(self) -> None:
-        """One copy of the state into buffers that the saver may read while training goes on."""
+    def current_state(self) -> dict[str, Floats]:
+        """The flat arrays themselves; the next step overwrites them."""
+        return self.flat
+
+    def state_to_write(self) -> dict[str, Floats]:
+        """Flat arrays to put a state into; then call state_written."""
+        return self.flat
+
+    def state_written(self) -> None:
+        self.weights_changed()
+
+    def copy_for_saving(self) -> dict[str, Floats]:
+        """One copy of the state in buffers that the saver may read while training goes on."""
         for name, array in self.flat.items():
             np.copyto(self.saved[name], array)
+        return self.saved
 
     def close(self) -> None:
         self.team.close()

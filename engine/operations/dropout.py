@@ -17,6 +17,11 @@ from engine.operations.base import Execution
 from engine.threads import Task
 
 
+def keep_factor(probability: float) -> np.float32:
+    """What kept values are multiplied by: fp32(1 / (1 - p)), p the shortest decimal that reads as `probability`."""
+    return np.float32(float(1 / (1 - Fraction(repr(probability)))))
+
+
 @dataclass(frozen=True)
 class Mask:
     """What decides a mask, as the numbers that kernels take; threshold 0 keeps everything."""
@@ -36,7 +41,7 @@ class Mask:
             np.uint32(run.step),
             np.uint32(site),
             dropout_threshold(probability),
-            np.float32(float(1 / (1 - Fraction(repr(probability))))),
+            keep_factor(probability),
         )
 
     @property

@@ -1,0 +1,39 @@
+"""What the trainer asks of a backend."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.digest import Sums
+from engine.numerics.types import Floats, Words
+from engine.schedule import StepValues
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one optimizer step did. Where anything was not finite, weights and moments are as they were before."""
+
+    loss_total: int  # over all tokens, in units of 2**-30 nats
+    norm: float  # of the gradient, before clipping
+    flagged: int | None  # first operation that met a number that is not finite
+    bad_gradients: list[str]  # parameters with a gradient that is not finite, where the norm is not
+    bad_updates: list[str]  # parameters that the optimizer would have made infinite or NaN
+
+
+class Backend(Protocol):
+    """Executes a plan. Flat arrays hold all parameters (weights) or their moments (m, v), as the plan places them."""
+
+    sums: Sums  # [parameters, 3, 2]: the step digest's numbers after the last step
+
+    def train_step(self, step: int, ids: Words, targets: Words, values: StepValues) -> StepOutcome: ...
+    def losses(self, ids: Words, targets: Words) -> int: ...
+    def logits(self, ids: Words) -> npt.NDArray[np.float32]: ...
+    def take_flag(self) -> int | None: ...
+    def current_state(self) -> dict[str, Floats]: ...
+    def state_to_write(self) -> dict[str, Floats]: ...
+    def state_written(self) -> None: ...
+    def copy_for_saving(self) -> dict[str, Floats]: ...
+    def views(self, flat: Floats) -> dict[str, Floats]: ...
+    def close(self) -> None: ...

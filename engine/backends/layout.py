@@ -1,0 +1,51 @@
+"""What a backend asks of the planner: how much of the batch it takes at once, and the buffers its kernels need."""
+
+from typing import Protocol
+
+from engine.operations.base import BufferType, Operation, Sizes
+from engine.program import Program
+
+
+class Layout(Protocol):
+    """Sizes of one run and buffers beside the program's own tensors. None of it moves a bit."""
+
+    threads: int
+    saves_in_arena: bool  # whether the copy that is saved stands in the arena
+
+    def shards_at_once(self, shards: int) -> int: ...
+    def gradient_sets(self, shards: int) -> int: ...
+    def derived(self, operation: Operation, tier: str) -> dict[str, BufferType]: ...
+    def forward_work(self, operation: Operation, sizes: Sizes, tier: str) -> dict[str, BufferType]: ...
+    def backward_work(self, operation: Operation, sizes: Sizes, tier: str) -> dict[str, BufferType]: ...
+    def lasting(self, program: Program, elements: int) -> dict[str, BufferType]: ...
+
+
+class CpuLayout:
+    """One shard at a time, and what the operations name themselves."""
+
+    saves_in_arena = True
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def shards_at_once(self, shards: int) -> int:
+        return 1
+
+    def gradient_sets(self, shards: int) -> int:
+        """Sets that the binary tree over shards needs: ceil(log2 S) + 1."""
+        return (shards - 1).bit_length() + 1
+
+    def derived(self, operation: Operation, tier: str) -> dict[str, BufferType]:
+        return operation.derived(tier)
+
+    def forward_work(self, operation: Operation, sizes: Sizes, tier: str) -> dict[str, BufferType]:
+        return operation.forward_work(sizes, tier)
+
+    def backward_work(self, operation: Operation, sizes: Sizes, tier: str) -> dict[str, BufferType]:
+        return operation.backward_work(sizes, tier)
+
+    def lasting(self, program: Program, elements: int) -> dict[str, BufferType]:
+        """Buffers of the optimizer and of the step as a whole: small, and kept outside the arena here."""
+        return {}
+
+
