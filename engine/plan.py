@@ -7,10 +7,12 @@ sets, the copy that is saved) lives from the first to the last time.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from engine.backends.layout import CpuLayout, Layout
 from engine.errors import PlanRefused
+from engine.numerics.types import Floats
 from engine.operations.base import BufferType, Sizes
 from engine.program import Parameter, Program
 from engine.spec import TrainSpec
@@ -49,6 +51,14 @@ class Plan:
         for buffer in self.buffers.values():
             sums[buffer.category] = sums.get(buffer.category, 0) + buffer.type.bytes
         return sums
+
+    def views(self, parameters: Iterable[Parameter], flat: Floats) -> dict[str, Floats]:
+        """Each parameter's part of a flat array, in its shape."""
+        views = {}
+        for parameter in parameters:
+            start = self.places[parameter.name]
+            views[parameter.name] = flat[start : start + prod(parameter.shape)].reshape(parameter.shape)
+        return views
 
     def check_fits(self, available: int, what: str) -> None:
         """Raise PlanRefused unless the arena fits into `available` bytes of `what`."""

@@ -163,12 +163,7 @@ class CpuBackend:
 
     def views(self, flat: Floats) -> dict[str, Floats]:
         """Each parameter's part of a flat array, in its shape."""
-        views = {}
-        for parameter in self.program.parameters:
-            start = self.plan.places[parameter.name]
-            size = int(np.prod(parameter.shape))
-            views[parameter.name] = flat[start : start + size].reshape(parameter.shape)
-        return views
+        return self.plan.views(self.program.parameters, flat)
 
     def frame(self, batch: int, context: int) -> Frame:
         """The program bound to `batch` rows (at most a shard's) of `context` tokens (at most the model's)."""

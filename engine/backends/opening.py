@@ -24,6 +24,6 @@ def open_backend(
         plan.check_fits(psutil.virtual_memory().available, "this machine")
         return plan, CpuBackend(program, plan, train)
     # Only here, so that nothing of CUDA is imported where it is not asked for.
-    from engine.backends.cuda.opening import open_cuda_backend  # noqa: PLC0415
+    from engine.backends.cuda.opening import open_cuda_backend
 
     return open_cuda_backend(program, train, tier)

@@ -1,0 +1,371 @@
+"""The CUDA backend: runs a program in one arena on the card, with the CPU backend's bits."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.backends.base import StepOutcome
+from engine.backends.cuda.card import Card
+from engine.backends.cuda.elementwise import LOSS
+from engine.backends.cuda.errors import DeviceLost
+from engine.backends.cuda.graphs import Graph
+from engine.backends.cuda.launching import Launcher
+from engine.backends.cuda.layout import OUTCOME, PIECE, VALUES, CudaLayout
+from engine.backends.cuda.run import THREADS, Run, ceiling
+from engine.backends.cuda.sources import Unit
+from engine.backends.cuda.twin import Twin
+from engine.digest import Sums
+from engine.errors import PlanRefused
+from engine.numerics.random import split_seed
+from engine.numerics.types import Array, Floats, Words
+from engine.operations.base import Operation, Sizes
+from engine.optimizer import AdamWConstants
+from engine.plan import Plan
+from engine.program import Program
+from engine.schedule import StepValues
+from engine.spec import TrainSpec
+
+OPTIMIZER = Unit("optimizer")
+STATE = ("weights", "m", "v")
+CONSTANTS = "fffff"  # struct Constants of the optimizer's kernels
+
+
+class CudaBackend:
+    """Executes a plan on one card. Everything lives in one allocation, made here and nowhere else."""
+
+    def __init__(
+        self, program: Program, plan: Plan, train: TrainSpec, layout: CudaLayout, card: Card
+    ) -> None:
+        self.program = program
+        self.plan = plan
+        self.train = train
+        self.layout = layout
+        self.card = card
+        self.launcher = Launcher(card)
+        self.loss_scale = np.float32(1.0 / (train.batch * program.spec.context))
+        self.set_stride = self._set_stride()
+        with self._guarded():
+            try:
+                self._arena = card.driver.mem_alloc(plan.arena_bytes)
+            except card.driver.MemoryError as error:
+                raise PlanRefused(
+                    f"the plan needs {plan.arena_bytes / 2**20:,.0f} MiB in one piece, {card.name} did not give it "
+                    f"({card.free_memory() / 2**20:,.0f} MiB free)"
+                ) from error
+            self._base = int(self._arena)
+            self._zero_state()
+            self._host = self._host_buffers()
+            self._upload_pieces()
+        self.sums: Sums = np.zeros((len(program.parameters), 3, 2), np.uint64)
+        self._constants = AdamWConstants.of(train)
+        self._runs: dict[tuple[int, int], Run] = {}
+        self._derived_are_stale = True
+        self._graph: Graph | None = None
+        self._result_set = 0
+
+    # --- places ---------------------------------------------------------------------------------------------------
+
+    def address(self, name: str) -> int:
+        return self._base + self.plan.buffers[name].offset
+
+    def flag_address(self, operation: int) -> int:
+        return self.address("flags") + 4 * operation
+
+    def twin(self, operation: Operation) -> Twin[Operation]:
+        return self.layout.twins[operation.name]
+
+    def _set_stride(self) -> int:
+        """Elements from one gradient set to the next; the sets stand side by side."""
+        offsets = [self.plan.buffers[f"gradients{i}"].offset for i in range(self.plan.gradient_sets)]
+        steps = {b - a for a, b in pairwise(offsets)} or {0}
+        if len(steps) != 1 or min(steps) < 0:
+            raise AssertionError(f"gradient sets are not evenly spaced: {offsets}")
+        return steps.pop() // 4
+
+    def _zero_state(self) -> None:
+        for name in (*STATE, "flags", "bad", "outcome"):
+            self.launcher.fill(self.address(name), 0, self.plan.buffers[name].type.bytes)
+
+    def _host_buffers(self) -> dict[str, Array]:
+        """Page-locked host memory, so that copies run beside kernels; made once."""
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+            "batch": (self.plan.buffers["batch"].type.shape, np.int32),
+            "values": ((1,), VALUES),
+            "outcome": ((1,), OUTCOME),
+            "flags": (self.plan.buffers["flags"].type.shape, np.int32),
+            "bad": (self.plan.buffers["bad"].type.shape, np.int32),
+            "sums": (self.plan.buffers["sums"].type.shape, np.uint64),
+        }
+        for name in STATE:
+            shapes[name] = shapes[f"saved/{name}"] = ((self.plan.flat_elements,), np.float32)
+        buffers: dict[str, Array] = {}
+        for name, (shape, dtype) in shapes.items():
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            raw = self.card.driver.pagelocked_empty((size,), np.uint8)
+            raw[:] = 0
+            buffers[name] = raw.view(dtype).reshape(shape)
+        return buffers
+
+    def _upload_pieces(self) -> None:
+        decayed = [p.kind in self.train.decayed for p in self.program.parameters]
+        starts = [self.plan.places[p.name] for p in self.program.parameters]
+        rows = [(starts[n], n, int(decayed[n]), a, b) for n, a, b in self.layout.pieces()]
+        self._piece_count = len(rows)
+        self.card.driver.memcpy_htod(self.address("pieces"), np.array(rows, PIECE).view(np.uint8))
+
+    def run(self, batch: int, context: int) -> Run:
+        """The program bound to `batch` rows of `context` tokens, at most the planned ones."""
+        if (batch, context) not in self._runs:
+            self._runs[batch, context] = Run(self, Sizes(batch=batch, context=context, threads=1))
+        return self._runs[batch, context]
+
+    def _upload(self, name: str) -> None:
+        self.card.driver.memcpy_htod_async(self.address(name), self._host[name].view(np.uint8), self.launcher.stream)
+
+    def _download(self, name: str, to: str | None = None) -> None:
+        target = self._host[to or name].view(np.uint8)
+        self.card.driver.memcpy_dtoh_async(target, self.address(name), self.launcher.stream)
+
+    # --- one training step ----------------------------------------------------------------------------------------
+
+    def train_step(self, step: int, ids: Words, targets: Words, values: StepValues) -> StepOutcome:
+        """One optimizer step over a whole batch: recorded as one graph the first time, replayed after that."""
+        batch, host = self._host["batch"], self._host["values"]
+        batch[0], batch[1] = ids, targets
+        host["key"] = split_seed(self.train.seed)
+        host["step"] = step
+        host["rate"], host["decay"] = values.learning_rate, values.decay
+        host["correction"] = (values.correction1, values.correction2)
+        with self._guarded():
+            if self._graph is None:
+                self._queue_step()  # compiles and loads every kernel, and is the first step itself
+                self.launcher.synchronise()
+                self._graph = Graph(self.launcher.stream, self._queue_step)
+            else:
+                self._graph.launch()
+                self.launcher.synchronise()
+        return self._outcome()
+
+    def _outcome(self) -> StepOutcome:
+        outcome = self._host["outcome"][0]
+        flagged = self._first_flag()
+        self.sums[:] = self._host["sums"]
+        norm = float(outcome["norm"])
+        bad_gradients: list[str] = []
+        if flagged is None and not np.isfinite(norm):
+            bad_gradients = self._bad_gradients()
+        names = [p.name for p in self.program.parameters]
+        bad_updates = [names[i] for i in np.flatnonzero(self._host["bad"])]
+        if flagged is not None or bad_gradients or not np.isfinite(norm):
+            bad_updates = []
+        self._derived_are_stale = True
+        return StepOutcome(int(outcome["loss_total"]), norm, flagged, bad_gradients, bad_updates)
+
+    def _first_flag(self) -> int | None:
+        bad = np.flatnonzero(self._host["flags"])
+        return int(bad[0]) if len(bad) else None
+
+    def _bad_gradients(self) -> list[str]:
+        flat = np.empty(self.plan.flat_elements, np.float32)
+        with self._guarded():
+            self.card.driver.memcpy_dtoh(flat, self.address(f"gradients{self._result_set}"))
+        return [name for name, g in self.views(flat).items() if not np.isfinite(g).all()]
+
+    def _queue_step(self) -> None:
+        """Everything from token numbers to new weights; the host waits for nothing in between."""
+        launch = self.launcher
+        run = self.run(self.plan.sizes.batch, self.program.spec.context)
+        self._upload("batch")
+        self._upload("values")
+        for name in ("outcome", "flags", "bad", "sums"):
+            launch.fill(self.address(name), 0, self.plan.buffers[name].type.bytes)
+        run.prepare()
+        self._result_set = self._queue_gradients(run)
+        self._queue_update(self.address(f"gradients{self._result_set}"))
+        for name in ("outcome", "flags", "bad", "sums"):
+            self._download(name)
+
+    def _queue_gradients(self, run: Run) -> int:
+        """Gradients of the whole batch, group after group of shards; returns the set that holds them."""
+        at_once, rows = run.shards, run.sizes.batch
+        free = list(range(at_once, self.plan.gradient_sets))
+        tree: list[tuple[int, int]] = []  # (level, set), as a binary counter over groups
+        groups = self.train.shards // at_once
+        run.training = True
+        set_bytes = self.plan.buffers["gradients0"].type.bytes
+        for group in range(groups):
+            run.first_row = group * rows
+            offset = 4 * run.first_row * self.program.spec.context
+            run.place("ids", self.address("batch") + offset)
+            run.place("targets", self.address("batch") + self._host["batch"].nbytes // 2 + offset)
+            for number in range(at_once):
+                self.launcher.fill(self.address(f"gradients{number}"), 0, set_bytes)
+            run.forward()
+            self._queue_loss_total(run)
+            run.backward()
+            if groups == 1:
+                self._join(0, at_once, 0, add=False)
+                continue
+            # The group's own tree goes straight to the set that it joins or founds.
+            level = 0
+            if tree and tree[-1][0] == level:
+                current = tree.pop()[1]
+                self._join(0, at_once, current, add=True)
+                level = 1
+            else:
+                current = free.pop()
+                self._join(0, at_once, current, add=False)
+            while tree and tree[-1][0] == level:
+                left = tree.pop()[1]
+                self._join(current, 1, left, add=True)
+                free.append(current)
+                current, level = left, level + 1
+            tree.append((level, current))
+        while len(tree) > 1:
+            _, right = tree.pop()
+            level, left = tree.pop()
+            self._join(right, 1, left, add=True)
+            tree.append((level, left))
+        run.training = False
+        run.first_row = 0
+        run.place("ids", None)
+        run.place("targets", None)
+        return tree[0][1] if tree else 0
+
+    def _join(self, first: int, count: int, out: int, *, add: bool) -> None:
+        """Set `out` = (or, with `add`, +=) the tree over `count` sets from `first` on."""
+        if count == 1 and first == out:
+            return
+        size = self.plan.flat_elements
+        self.launcher(
+            OPTIMIZER,
+            "k_join_gradients",
+            "PiqqPi",
+            (ceiling(size, THREADS),),
+            (THREADS,),
+            *(self.address(f"gradients{first}"), count, self.set_stride, size),
+            *(self.address(f"gradients{out}"), int(add)),
+        )
+
+    def _queue_loss_total(self, run: Run) -> None:
+        losses, flag = run.tensor(self.program.losses), self.flag_address(len(self.program.operations) - 1)
+        total = self.address("outcome") + OUTCOME.fields["loss_total"][1]  # type: ignore[index]
+        grid = (min(ceiling(run.tokens, THREADS), 4 * self.card.processors),)
+        self.launcher(LOSS, "k_loss_total", "PiPP", grid, (THREADS,), losses, run.tokens, total, flag)
+
+    def _queue_update(self, gradient: int) -> None:
+        launch, chunks = self.launcher, self.plan.buffers["partial"].type.shape[0]
+        partial, outcome = self.address("partial"), self.address("outcome")
+        launch(
+            OPTIMIZER,
+            "k_grad_norm_partial",
+            "PqiP",
+            (ceiling(chunks, THREADS // 32),),
+            (THREADS,),
+            *(gradient, self.plan.flat_elements, chunks, partial),
+        )
+        operations = len(self.program.operations)
+        arguments = (partial, chunks, float(self.train.clip_norm), self.address("flags"), operations, outcome)
+        launch(OPTIMIZER, "k_grad_norm_final", "PidPiP", (1,), (32,), *arguments)
+        k = self._constants
+        numbers = (float(x) for x in (k.beta1, k.rest1, k.beta2, k.rest2, k.epsilon))
+        weights, m, v = (self.address(name) for name in STATE)
+        common = (self.address("pieces"), weights, gradient, m, v, *numbers, self.address("values"), outcome)
+        form, grid = f"PPPPP{CONSTANTS}PPP", (self._piece_count,)
+        launch(OPTIMIZER, "k_adamw_check", form, grid, (THREADS,), *common, self.address("bad"))
+        launch(OPTIMIZER, "k_adamw", form, grid, (THREADS,), *common, self.address("sums"))
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    def _forward(self, ids: Words, targets: Words | None) -> Run:
+        run = self.run(*ids.shape)
+        launch, size = self.launcher, 4 * ids.size
+        if self._derived_are_stale:
+            run.prepare()
+            self._derived_are_stale = False
+        launch.synchronise()
+        self.card.driver.memcpy_htod(run.tensor("ids"), np.ascontiguousarray(ids))
+        if targets is None:
+            launch.fill(run.tensor("targets"), 0, size)
+        else:
+            self.card.driver.memcpy_htod(run.tensor("targets"), np.ascontiguousarray(targets))
+        run.forward()
+        return run
+
+    def losses(self, ids: Words, targets: Words) -> int:
+        """Total loss of some rows without dropout, in units of 2**-30 nats; at most the planned rows."""
+        with self._guarded():
+            self.launcher.fill(self.address("outcome"), 0, OUTCOME.itemsize)
+            self._queue_loss_total(self._forward(ids, targets))
+            self._download("outcome")
+            self.launcher.synchronise()
+        return int(self._host["outcome"][0]["loss_total"])
+
+    def logits(self, ids: Words) -> npt.NDArray[np.float32]:
+        """Logits [B, T, V] of some rows without dropout."""
+        logits = np.empty((*ids.shape, self.program.spec.vocab), np.float32)
+        with self._guarded():
+            run = self._forward(ids, None)
+            self.launcher.synchronise()
+            self.card.driver.memcpy_dtoh(logits, run.tensor(self.program.logits))
+        return logits
+
+    def take_flag(self) -> int | None:
+        """The first operation that met a number that is not finite since the last call or step."""
+        with self._guarded():
+            self._download("flags")
+            self.launcher.fill(self.address("flags"), 0, self._host["flags"].nbytes)
+            self.launcher.synchronise()
+        return self._first_flag()
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def current_state(self) -> dict[str, Floats]:
+        """A copy of the flat arrays in host memory; the next call overwrites it."""
+        return self._copy_out("")
+
+    def copy_for_saving(self) -> dict[str, Floats]:
+        """The same in buffers that the saver may read while training goes on."""
+        return self._copy_out("saved/")
+
+    def _copy_out(self, prefix: str) -> dict[str, Floats]:
+        with self._guarded():
+            for name in STATE:
+                self._download(name, prefix + name)
+            self.launcher.synchronise()
+        return {name: self._host[prefix + name] for name in STATE}
+
+    def state_to_write(self) -> dict[str, Floats]:
+        """Flat arrays in host memory to put a whole state into; then call state_written."""
+        return {name: self._host[name] for name in STATE}
+
+    def state_written(self) -> None:
+        with self._guarded():
+            for name in STATE:
+                self._upload(name)
+            self.launcher.synchronise()
+        self._derived_are_stale = True
+
+    def views(self, flat: Floats) -> dict[str, Floats]:
+        """Each parameter's part of a flat array, in its shape."""
+        return self.plan.views(self.program.parameters, flat)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A driver error during a run becomes one clear line."""
+        try:
+            yield
+        except self.card.driver.Error as error:
+            raise DeviceLost(
+                f"{self.card.name} failed: {error}. What was saved before is whole; resume from the last bundle"
+            ) from error
+
+    def close(self) -> None:
+        if self._graph is not None:
+            self._graph.close()
+            self._graph = None
+        self._arena.free()

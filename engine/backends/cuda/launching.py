@@ -1,0 +1,58 @@
+"""Launching kernels by name: compiled and loaded on first use, then called with packed arguments."""
+
+from typing import Any
+
+from engine.backends.cuda.card import Card
+from engine.backends.cuda.compiler import compiled
+from engine.backends.cuda.sources import Unit
+
+# Shared memory that a kernel may use without asking for more.
+COMMON_SHARED = 48 * 1024
+
+
+class Launcher:
+    """Kernels of one card on one stream. Argument formats are those of `struct`, in C's own alignment."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.stream = card.driver.Stream()
+        self._modules: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}
+        self._functions: dict[tuple[str, tuple[tuple[str, int], ...], str], Any] = {}
+        self.launches = 0
+
+    def function(self, unit: Unit, name: str, arguments: str) -> Any:
+        key = (unit.name, tuple(sorted(unit.macros.items())))
+        if (*key, name) not in self._functions:
+            if key not in self._modules:
+                code = compiled(unit, self.card.capability)
+                self._modules[key] = self.card.driver.module_from_buffer(code)
+            function = self._modules[key].get_function(name)
+            function.prepare([arguments])
+            self._functions[*key, name] = function
+        return self._functions[*key, name]
+
+    def __call__(
+        self,
+        unit: Unit,
+        name: str,
+        arguments: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        *values: Any,
+        shared: int = 0,
+    ) -> None:
+        """Queue one launch; `shared` is dynamic shared memory in bytes."""
+        function = self.function(unit, name, arguments)
+        if shared > COMMON_SHARED:
+            attribute = self.card.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+            function.set_attribute(attribute, shared)
+        grid3, block3 = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
+        function.prepared_async_call(grid3, block3, self.stream, *values, shared_size=shared)
+        self.launches += 1
+
+    def fill(self, address: int, byte: int, size: int) -> None:
+        """Queue setting `size` bytes."""
+        self.card.driver.memset_d8_async(address, byte, size, self.stream)
+
+    def synchronise(self) -> None:
+        self.stream.synchronize()

@@ -1,0 +1,79 @@
+"""What the card asks of the planner."""
+
+import numpy as np
+
+from engine.backends.cuda.twin import Twin
+from engine.backends.cuda.twins import twin_of
+from engine.operations.base import BufferType, Operation, Sizes
+from engine.optimizer import NORM_CHUNK
+from engine.program import Program
+from engine.spec import TrainSpec
+
+# Shards are taken together up to this many tokens: enough to fill a card, beyond it only memory grows.
+TOKENS_AT_ONCE = 8192
+ADAMW_PIECE = 1 << 14  # elements that one block of the optimizer updates
+VALUES = np.dtype(
+    [("key", "<u4", 2), ("step", "<u4"), ("unused", "<u4"), ("rate", "<f4"), ("decay", "<f4"), ("correction", "<f4", 2)]
+)
+OUTCOME = np.dtype([("norm", "<f8"), ("loss_total", "<i8"), ("clip", "<f4"), ("stop", "<i4")])
+PIECE = np.dtype(
+    [("start", "<i8"), ("parameter", "<i4"), ("decayed", "<i4"), ("first", "<i8"), ("last", "<i8")]
+)
+
+
+class CudaLayout:
+    """Several shards at a time; the copy that is saved goes to the host."""
+
+    threads = 1
+    saves_in_arena = False
+
+    def __init__(self, program: Program, train: TrainSpec) -> None:
+        self.program = program
+        self.train = train
+        self.twins: dict[str, Twin[Operation]] = {o.name: twin_of(program, o) for o in program.operations}
+
+    def shards_at_once(self, shards: int) -> int:
+        """The largest power of two that divides the shards and keeps to TOKENS_AT_ONCE."""
+        tokens = self.train.batch // shards * self.program.spec.context
+        count = 1
+        while shards % (2 * count) == 0 and 2 * count * tokens <= TOKENS_AT_ONCE:
+            count *= 2
+        return count
+
+    def gradient_sets(self, shards: int) -> int:
+        """One for each shard taken at once, and one for each level of the tree over the groups of shards."""
+        at_once = self.shards_at_once(shards)
+        return at_once + (shards // at_once - 1).bit_length()
+
+    def derived(self, operation: Operation, tier: str) -> dict[str, BufferType]:
+        return self.twins[operation.name].derived(operation, tier)
+
+    def forward_work(self, operation: Operation, sizes: Sizes, tier: str) -> dict[str, BufferType]:
+        return self.twins[operation.name].forward_work(operation, sizes, tier)
+
+    def backward_work(self, operation: Operation, sizes: Sizes, tier: str) -> dict[str, BufferType]:
+        shards = self.shards_at_once(self.train.shards)
+        return self.twins[operation.name].backward_work(operation, sizes, tier, shards)
+
+    def pieces(self) -> list[tuple[int, int, int]]:
+        """(parameter number, first, last element) of every block of the optimizer."""
+        return [
+            (number, first, min(first + ADAMW_PIECE, size))
+            for number, parameter in enumerate(self.program.parameters)
+            for size in [int(np.prod(parameter.shape))]
+            for first in range(0, size, ADAMW_PIECE)
+        ]
+
+    def lasting(self, program: Program, elements: int) -> dict[str, BufferType]:
+        """Token numbers of a whole batch, the step's numbers in and out, and the optimizer's tables."""
+        parameters = len(program.parameters)
+        return {
+            "batch": BufferType((2, self.train.batch, program.spec.context), "int32"),
+            "values": BufferType((VALUES.itemsize,), "uint8"),
+            "outcome": BufferType((OUTCOME.itemsize,), "uint8"),
+            "flags": BufferType((len(program.operations),), "int32"),
+            "bad": BufferType((parameters,), "int32"),
+            "sums": BufferType((parameters, 3, 2), "uint64"),
+            "partial": BufferType((-(-elements // NORM_CHUNK),), "float64"),
+            "pieces": BufferType((len(self.pieces()) * PIECE.itemsize,), "uint8"),
+        }

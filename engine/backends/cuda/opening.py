@@ -1,0 +1,35 @@
+"""Opening the card for a program: checks first, then the plan, then one allocation."""
+
+from engine.backends.cuda.backend import CudaBackend
+from engine.backends.cuda.card import Card
+from engine.backends.cuda.layout import CudaLayout
+from engine.errors import SpecError
+from engine.numerics.self_test import check_float_environment
+from engine.plan import Plan, make_plan
+from engine.program import Program, build_program
+from engine.spec import Tier, TrainSpec
+
+LONGEST_CONTEXT = 65536  # int32 sums over the keys of a row hold up to here
+
+
+def cuda_plan(program: Program, train: TrainSpec, tier: Tier) -> tuple[Program, Plan, CudaLayout]:
+    """The program and plan that the card executes; needs no card.
+
+    Attention weights are always computed again, never stored: on a card that is faster than reading them back.
+    """
+    spec = program.spec
+    if spec.context > LONGEST_CONTEXT:
+        raise SpecError(f"device cuda takes model.context up to {LONGEST_CONTEXT}, found {spec.context}")
+    if spec.attention == "stored":
+        program = build_program(spec.model_copy(update={"attention": "tiled"}))
+    layout = CudaLayout(program, train)
+    return program, make_plan(program, train, tier, layout.threads, layout), layout
+
+
+def open_cuda_backend(program: Program, train: TrainSpec, tier: Tier) -> tuple[Plan, CudaBackend]:
+    """Raises DeviceUnavailable, PlanRefused or SpecError before anything is allocated."""
+    check_float_environment()
+    program, plan, layout = cuda_plan(program, train, tier)
+    card = Card()
+    plan.check_fits(card.free_memory(), card.name)
+    return plan, CudaBackend(program, plan, train, layout, card)

@@ -1,0 +1,97 @@
+"""What an operation's CUDA half sees while it runs: addresses by name, and a way to launch kernels."""
+
+from typing import TYPE_CHECKING
+
+from engine.backends.cuda.launching import Launcher
+from engine.numerics.random import dropout_threshold
+from engine.operations.base import Operation, Sizes
+from engine.operations.dropout import keep_factor
+from engine.plan import gradient_name
+
+if TYPE_CHECKING:
+    from engine.backends.cuda.backend import CudaBackend
+
+MaskArguments = tuple[int, int, float]
+MASK = "IIf"  # struct Mask: site, threshold, factor
+THREADS = 256
+
+
+def ceiling(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def padded(size: int, multiple: int) -> int:
+    return ceiling(size, multiple) * multiple
+
+
+class Run:
+    """A program bound to sizes on the card."""
+
+    def __init__(self, backend: "CudaBackend", sizes: Sizes) -> None:
+        self.launch: Launcher = backend.launcher
+        self.sizes = sizes
+        self.tier = backend.plan.tier
+        self.shards = backend.layout.shards_at_once(backend.train.shards)
+        self.tokens = sizes.batch * sizes.context
+        self.shard_tokens = self.tokens // self.shards  # only in training
+        self.training = False
+        self.first_row = 0
+        self.loss_scale = backend.loss_scale
+        self.set_stride = backend.set_stride  # elements from one gradient set to the next
+        self.values = backend.address("values")
+        self._backend = backend
+        self._phase = "forward"
+        self._moved: dict[str, int] = {}
+        self._accumulates = {
+            (step.operation.name, role) for step in backend.program.backward for role in step.accumulates
+        }
+
+    def place(self, tensor: str, address: int | None) -> None:
+        """Let a tensor stand elsewhere than planned; None puts it back."""
+        if address is None:
+            self._moved.pop(tensor, None)
+        else:
+            self._moved[tensor] = address
+
+    def tensor(self, name: str) -> int:
+        return self._moved[name] if name in self._moved else self._backend.address(name)
+
+    def gradient(self, name: str) -> int:
+        return self._backend.address(gradient_name(name))
+
+    def parameter(self, name: str) -> int:
+        return self._backend.address("weights") + 4 * self._backend.plan.places[name]
+
+    def parameter_gradient(self, name: str) -> int:
+        """In the first of the sets that the shards taken at once add to."""
+        return self._backend.address("gradients0") + 4 * self._backend.plan.places[name]
+
+    def derived(self, operation: Operation, role: str) -> int:
+        return self._backend.address(f"{operation.name}/derived/{role}")
+
+    def work(self, operation: Operation, role: str) -> int:
+        return self._backend.address(f"{operation.name}/{self._phase}/{role}")
+
+    def accumulates(self, operation: Operation, role: str) -> bool:
+        return (operation.name, role) in self._accumulates
+
+    def flag(self, operation: Operation) -> int:
+        return self._backend.flag_address(operation.index)
+
+    def mask(self, probability: float, site: int) -> MaskArguments:
+        probability = probability if self.training else 0.0
+        return (site, int(dropout_threshold(probability)), float(keep_factor(probability)))
+
+    def prepare(self) -> None:
+        for operation in self._backend.program.operations:
+            self._backend.twin(operation).prepare(self, operation)
+
+    def forward(self) -> None:
+        self._phase = "forward"
+        for operation in self._backend.program.operations:
+            self._backend.twin(operation).forward(self, operation)
+
+    def backward(self) -> None:
+        self._phase = "backward"
+        for step in self._backend.program.backward:
+            self._backend.twin(step.operation).backward(self, step.operation)

@@ -1,0 +1,32 @@
+"""The CUDA half of an operation: its scratch buffers and the kernels it launches."""
+
+from typing import ClassVar, Generic, TypeVar
+
+from engine.backends.cuda.run import Run
+from engine.operations.base import BufferType, Operation, Sizes
+
+Kind = TypeVar("Kind", bound=Operation)
+
+
+class Twin(Generic[Kind]):
+    """What one kind of operation does on the card. The default needs nothing beside the program's tensors."""
+
+    kind: ClassVar[str]
+
+    def derived(self, operation: Kind, tier: str) -> dict[str, BufferType]:
+        return {}
+
+    def forward_work(self, operation: Kind, sizes: Sizes, tier: str) -> dict[str, BufferType]:
+        return {}
+
+    def backward_work(self, operation: Kind, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
+        return {}
+
+    def prepare(self, run: Run, operation: Kind) -> None:
+        """Compute the derived buffers."""
+
+    def forward(self, run: Run, operation: Kind) -> None:
+        raise NotImplementedError
+
+    def backward(self, run: Run, operation: Kind) -> None:
+        raise NotImplementedError

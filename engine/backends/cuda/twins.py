@@ -1,0 +1,43 @@
+"""Which CUDA half belongs to which operation."""
+
+from typing import Any
+
+from engine.backends.cuda.attention import AttentionTwin
+from engine.backends.cuda.elementwise import (
+    ActivationTwin,
+    EmbedTwin,
+    LayerNormTwin,
+    LossTwin,
+    ResidualTwin,
+)
+from engine.backends.cuda.linear import LinearTwin
+from engine.backends.cuda.twin import Twin
+from engine.operations.activation import Activation
+from engine.operations.attention import Attention
+from engine.operations.base import Operation
+from engine.operations.embed import Embed
+from engine.operations.layernorm import LayerNorm
+from engine.operations.linear import Linear
+from engine.operations.loss import Loss
+from engine.operations.residual_add import ResidualAdd
+from engine.program import Program
+
+
+def twin_of(program: Program, operation: Operation) -> Twin[Any]:
+    """The CUDA half of an operation of this program."""
+    if isinstance(operation, Linear):
+        return LinearTwin()
+    if isinstance(operation, Attention):
+        return AttentionTwin()
+    if isinstance(operation, LayerNorm):
+        return LayerNormTwin()
+    if isinstance(operation, Embed):
+        return EmbedTwin(program.spec.vocab)
+    if isinstance(operation, Loss):
+        return LossTwin(program.spec.vocab)
+    if isinstance(operation, Activation | ResidualAdd):
+        width = program.tensors[operation.outputs["y"]].shape[-1]
+        if not isinstance(width, int):
+            raise AssertionError(f"{operation.name}: the last axis of {operation.outputs['y']} is {width}")
+        return ActivationTwin(width) if isinstance(operation, Activation) else ResidualTwin(width)
+    raise AssertionError(f"{operation.kind} has no CUDA half")

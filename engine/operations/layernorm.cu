@@ -1,0 +1,118 @@
+// Kernels of LayerNorm; see layernorm.py. A warp takes a row, lane j its elements j, j+32, ... in that order.
+#include "sums.cuh"
+
+extern "C" __global__ void k_layernorm_fwd(const float *x, const float *gain, const float *bias, int rows, int width,
+                                           float *y, float *mean, float *rstd, int *flag) {
+    int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = lane_of_thread();
+    if (row >= rows) return;
+    x += (int64)row * width, y += (int64)row * width;
+    float sum = 0.0f;
+    for (int c = lane; c < width; c += WARP) sum = sum + x[c];
+    float m = lanes_total(sum) / (float)width;
+    sum = 0.0f;
+    for (int c = lane; c < width; c += WARP) {
+        float e = x[c] - m;
+        sum = sum + e * e;
+    }
+    float variance = lanes_total(sum) / (float)width;
+    if (magnitude_bits(variance) >= INFINITY_BITS) *flag = 1; // the row would come out as zeros
+    float r = 1.0f / sqrtf(variance + 1e-5f);
+    if (lane == 0) mean[row] = m, rstd[row] = r;
+    for (int c = lane; c < width; c += WARP) {
+        float n = (x[c] - m) * r;
+        y[c] = gain ? n * gain[c] + bias[c] : n;
+    }
+}
+
+// dx from dy, added where `add`.
+extern "C" __global__ void k_layernorm_bwd(const float *x, const float *gain, const float *mean, const float *rstd,
+                                           const float *dy, int rows, int width, float *dx, int add) {
+    int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = lane_of_thread();
+    if (row >= rows) return;
+    x += (int64)row * width, dy += (int64)row * width, dx += (int64)row * width;
+    float m = mean[row], r = rstd[row], sum = 0.0f, sum_n = 0.0f;
+    for (int c = lane; c < width; c += WARP) {
+        float g = gain ? dy[c] * gain[c] : dy[c];
+        sum = sum + g;
+        sum_n = sum_n + g * ((x[c] - m) * r);
+    }
+    float average = lanes_total(sum) / (float)width;
+    float average_n = lanes_total(sum_n) / (float)width;
+    for (int c = lane; c < width; c += WARP) {
+        float g = gain ? dy[c] * gain[c] : dy[c];
+        float d = r * ((g - average) - (x[c] - m) * r * average_n);
+        dx[c] = add ? dx[c] + d : d;
+    }
+}
+
+// Largest magnitudes of dy*n (row 0) and dy (row 1) for each column of each shard: tops [shards, 2, width], zeros at
+// first. Block (32, 8): 32 columns, 8 tokens at a time; gridDim.y pieces of the tokens.
+extern "C" __global__ void k_layernorm_bwd_tops(const float *x, const float *mean, const float *rstd, const float *dy,
+                                                int tokens, int width, int *tops) {
+    __shared__ int parts[2][8][32];
+    int c = blockIdx.x * 32 + threadIdx.x, z = blockIdx.z;
+    int gain = 0, bias = 0;
+    if (c < width)
+        for (int t = blockIdx.y * 8 + threadIdx.y; t < tokens; t += 8 * gridDim.y) {
+            int64 row = (int64)z * tokens + t;
+            float d = dy[row * width + c];
+            gain = max(gain, magnitude_bits(d * ((x[row * width + c] - mean[row]) * rstd[row])));
+            bias = max(bias, magnitude_bits(d));
+        }
+    parts[0][threadIdx.y][threadIdx.x] = gain;
+    parts[1][threadIdx.y][threadIdx.x] = bias;
+    __syncthreads();
+    if (threadIdx.y < 2 && c < width) {
+        int top = 0;
+        for (int y = 0; y < 8; y++) top = max(top, parts[threadIdx.y][y][threadIdx.x]);
+        atomicMax(&tops[(z * 2 + threadIdx.y) * width + c], top);
+    }
+}
+
+// Where either magnitude of a column is not finite, both count as zero and the flag is set.
+__device__ __forceinline__ void finite_tops(const int *tops, int width, int c, int *flag, int &gain, int &bias) {
+    gain = tops[c], bias = tops[width + c];
+    if (gain >= INFINITY_BITS || bias >= INFINITY_BITS) {
+        *flag = 1;
+        gain = bias = 0;
+    }
+}
+
+// Sums over tokens of the integers of dy*n and dy: sums [shards, 2, width], zeros at first. Launched as the above.
+extern "C" __global__ void k_layernorm_bwd_sums(const float *x, const float *mean, const float *rstd, const float *dy,
+                                                int tokens, int width, const int *tops, uint64 *sums, int *flag) {
+    __shared__ int64 parts[2][8][32];
+    int c = blockIdx.x * 32 + threadIdx.x, z = blockIdx.z;
+    int64 gain = 0, bias = 0;
+    if (c < width) {
+        int top_gain, top_bias;
+        finite_tops(tops + z * 2 * width, width, c, flag, top_gain, top_bias);
+        Factor f_gain = factor_of(sum_exponent(top_gain)), f_bias = factor_of(sum_exponent(top_bias));
+        for (int t = blockIdx.y * 8 + threadIdx.y; t < tokens; t += 8 * gridDim.y) {
+            int64 row = (int64)z * tokens + t;
+            float d = dy[row * width + c];
+            gain += scaled_integer(d * ((x[row * width + c] - mean[row]) * rstd[row]), f_gain);
+            bias += scaled_integer(d, f_bias);
+        }
+    }
+    parts[0][threadIdx.y][threadIdx.x] = gain;
+    parts[1][threadIdx.y][threadIdx.x] = bias;
+    __syncthreads();
+    if (threadIdx.y < 2 && c < width) {
+        int64 sum = 0;
+        for (int y = 0; y < 8; y++) sum += parts[threadIdx.y][y][threadIdx.x];
+        atomicAdd(&sums[(z * 2 + threadIdx.y) * width + c], (uint64)sum);
+    }
+}
+
+// dgain and dbias [width] in gradient set z += the sums.
+extern "C" __global__ void k_layernorm_bwd_parameters(const int *tops, const int64 *sums, int width, float *dgain,
+                                                      float *dbias, int64 stride, int *flag) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x, z = blockIdx.y;
+    if (c >= width) return;
+    int top_gain, top_bias;
+    finite_tops(tops + z * 2 * width, width, c, flag, top_gain, top_bias);
+    sums += z * 2 * width;
+    dgain[z * stride + c] += float_of_sum(sums[c], sum_exponent(top_gain));
+    dbias[z * stride + c] += float_of_sum(sums[width + c], sum_exponent(top_bias));
+}

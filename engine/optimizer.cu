@@ -1,0 +1,126 @@
+// Kernels of the optimizer: the tree over shards, the gradient norm and AdamW with the step digest; see optimizer.py.
+#include "digest.cuh"
+#include "random.cuh"
+#include "sums.cuh"
+
+#define NORM_CHUNK 4096
+
+// What a step leaves for the host, and what later kernels of the step ask.
+struct Outcome {
+    double norm;
+    int64 loss_total;
+    float clip;
+    int stop; // not 0: something was not finite, so nothing may be updated
+};
+
+// out (+)= the tree over `sets` (a power of two) consecutive gradient sets, `stride` elements apart.
+extern "C" __global__ void k_join_gradients(const float *sets, int count, int64 stride, int64 size, float *out, int add) {
+    int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= size) return;
+    float pending[16];
+    int depth = 0;
+    for (int s = 0; s < count; s++) {
+        float x = sets[s * stride + i];
+        for (int n = s; n & 1; n >>= 1) x = pending[--depth] + x;
+        pending[depth++] = x;
+    }
+    out[i] = add ? out[i] + pending[0] : pending[0];
+}
+
+// partial[c] = ordered float64 sum of squares of chunk c; a warp takes a chunk.
+extern "C" __global__ void k_grad_norm_partial(const float *g, int64 size, int chunks, double *partial) {
+    int chunk = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (chunk >= chunks) return;
+    int64 start = (int64)chunk * NORM_CHUNK, end = min(start + NORM_CHUNK, size);
+    double sum = 0.0;
+    for (int64 i = start + lane_of_thread(); i < end; i += WARP) {
+        double x = (double)g[i];
+        sum = sum + x * x;
+    }
+    sum = lanes_total(sum);
+    if (lane_of_thread() == 0) partial[chunk] = sum;
+}
+
+// One warp: the norm, the clip factor, and whether the step may go on. flags [operations].
+extern "C" __global__ void k_grad_norm_final(const double *partial, int chunks, double clip_norm, const int *flags,
+                                             int operations, Outcome *outcome) {
+    double sum = 0.0;
+    for (int c = lane_of_thread(); c < chunks; c += WARP) sum = sum + partial[c];
+    double norm = sqrt(lanes_total(sum));
+    int stop = !(norm < __hiloint2double(0x7ff00000, 0));
+    for (int i = lane_of_thread(); i < operations; i += WARP) stop |= flags[i];
+    stop = warp_max(stop);
+    if (lane_of_thread() == 0) {
+        outcome->norm = norm;
+        outcome->clip = clip_norm == 0.0 || norm <= clip_norm ? 1.0f : (float)(clip_norm / norm);
+        outcome->stop = stop;
+    }
+}
+
+struct Piece {
+    int64 start;       // of the parameter, in the flat arrays
+    int parameter, decayed;
+    int64 first, last; // elements of the parameter
+};
+
+struct Constants {
+    float beta1, rest1, beta2, rest2, epsilon;
+};
+
+// One element's update, each operation rounded to fp32 in this order.
+struct Update {
+    float w, m, v;
+};
+
+__device__ __forceinline__ Update updated(const float *w, const float *g, const float *m, const float *v, int64 at,
+                                          const Constants &k, const StepValues &s, float clip, float decay) {
+    float x = g[at] * clip;
+    float mi = k.beta1 * m[at] + k.rest1 * x;
+    float vi = k.beta2 * v[at] + k.rest2 * (x * x);
+    Update u = {w[at] * decay - s.rate * ((mi / s.correction1) / (sqrtf(vi / s.correction2) + k.epsilon)), mi, vi};
+    return u;
+}
+
+// bad[parameter] = 1 and stop = 1 where k_adamw would write a number that is not finite; a block takes a piece.
+extern "C" __global__ void k_adamw_check(const Piece *pieces, const float *w, const float *g, const float *m,
+                                         const float *v, Constants k, const StepValues *values, Outcome *outcome,
+                                         int *bad) {
+    Piece piece = pieces[blockIdx.x];
+    StepValues s = *values;
+    float clip = outcome->clip, decay = piece.decayed ? s.decay : 1.0f;
+    int top = 0;
+    for (int64 i = piece.first + threadIdx.x; i < piece.last; i += blockDim.x) {
+        Update u = updated(w, g, m, v, piece.start + i, k, s, clip, decay);
+        top = max(max(top, magnitude_bits(u.w)), max(magnitude_bits(u.m), magnitude_bits(u.v)));
+    }
+    if (top >= INFINITY_BITS) bad[piece.parameter] = outcome->stop = 1;
+}
+
+// A block takes a piece; sums [parameters, 3, 2] (zeros at first) get the step digest's numbers of w, m and v.
+extern "C" __global__ void k_adamw(const Piece *pieces, float *w, const float *g, float *m, float *v, Constants k,
+                                   const StepValues *values, const Outcome *outcome, uint64 *sums) {
+    __shared__ uint64 scratch[32];
+    if (outcome->stop) return;
+    Piece piece = pieces[blockIdx.x];
+    StepValues s = *values;
+    float clip = outcome->clip, decay = piece.decayed ? s.decay : 1.0f;
+    uint64 total[6] = {0, 0, 0, 0, 0, 0};
+    for (int64 i = piece.first + threadIdx.x; i < piece.last; i += blockDim.x) {
+        int64 at = piece.start + i;
+        Update u = updated(w, g, m, v, at, k, s, clip, decay);
+        w[at] = u.w;
+        m[at] = u.m;
+        v[at] = u.v;
+        uint64 z = mix(i, u.w);
+        total[0] += z, total[1] += second(z);
+        z = mix(i, u.m);
+        total[2] += z, total[3] += second(z);
+        z = mix(i, u.v);
+        total[4] += z, total[5] += second(z);
+    }
+#pragma unroll
+    for (int j = 0; j < 6; j++) {
+        uint64 sum = block_sum(total[j], scratch);
+        if (threadIdx.x == 0) atomicAdd(&sums[piece.parameter * 6 + j], sum);
+    }
+}

@@ -1,0 +1,92 @@
+"""Every kernel compiles for every architecture that the project supports; no GPU is needed."""
+
+import pytest
+
+from engine.backends.cuda import compiler
+from engine.backends.cuda.sources import UNITS, Unit, constants, headers, source
+
+MACROS: dict[str, list[dict[str, int]]] = {
+    "attention": [{"DP": 64}],
+    "linear": [{"STAGES": 2}],
+}
+# Where kernels take another path than the oldest architecture does.
+WIDEST: list[tuple[str, dict[str, int], int]] = [
+    ("linear", {"STAGES": 4}, 90),
+    ("attention", {"DP": 32}, 90),
+    ("attention", {"DP": 256}, 90),
+]
+
+needs_compiler = pytest.mark.skipif(
+    not compiler.compiler_available(), reason=f"{compiler.PACKAGE} is not installed"
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize("capability", compiler.COMPUTE_CAPABILITIES)
+@pytest.mark.parametrize("unit", [u for u in sorted(UNITS) if u not in MACROS])
+def test_small_units_compile(unit: str, capability: int) -> None:
+    assert compiler.compile_unit(Unit(unit), capability).startswith(b"\x7fELF")
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", compiler.COMPUTE_CAPABILITIES)
+@pytest.mark.parametrize(
+    ("unit", "macros"), [(u, m) for u, each in MACROS.items() for m in each], ids=str
+)
+def test_large_units_compile(unit: str, macros: dict[str, int], capability: int) -> None:
+    assert compiler.compile_unit(Unit(unit, macros), capability).startswith(b"\x7fELF")
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(("unit", "macros", "capability"), WIDEST, ids=str)
+def test_other_shapes_compile(unit: str, macros: dict[str, int], capability: int) -> None:
+    assert compiler.compile_unit(Unit(unit, macros), capability).startswith(b"\x7fELF")
+
+
+@needs_compiler
+def test_every_input_changes_the_content_hash() -> None:
+    hashes = {
+        compiler.content_hash(unit, capability)
+        for unit in (Unit("linear", {"STAGES": 2}), Unit("linear", {"STAGES": 3}), Unit("loss"))
+        for capability in (75, 90)
+    }
+    assert len(hashes) == 6
+
+
+@needs_compiler
+def test_the_cache_gives_back_what_was_compiled(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("SAMEBITS_CACHE", str(tmp_path))
+    unit = Unit("dropout")
+    first = compiler.compiled(unit, 90)
+    (file,) = (tmp_path / "cuda").iterdir()
+    monkeypatch.setattr(compiler, "compile_unit", lambda *_: pytest.fail("compiled again"))
+    assert compiler.compiled(unit, 90) == first
+    # A damaged file is compiled anew, never loaded.
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    monkeypatch.setattr(compiler, "compile_unit", lambda *_: b"fresh")
+    assert compiler.compiled(unit, 90) == b"fresh"
+
+
+def test_no_option_lets_the_compiler_change_arithmetic() -> None:
+    assert {"--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"} <= set(compiler.OPTIONS)
+    assert not any("fast" in option for option in compiler.OPTIONS)
+
+
+def test_kernels_call_no_platform_mathematics() -> None:
+    banned = ("expf(", "__expf", "logf(", "__logf", "tanhf(", "powf(", "cosf(", "sinf(", "fmaf(", "__fmaf")
+    for name in UNITS:
+        assert not [b for b in banned if b in source(name)], name
+    for name, text in headers().items():
+        assert not [b for b in banned if b in text], name
+
+
+def test_constants_are_those_of_the_definition() -> None:
+    from engine.numerics import elementary
+
+    text = constants()
+    assert f"EXP_SMALLEST = {float(elementary.EXP_SMALLEST).hex()}f;" in text
+    assert f"BITS_OF_SQRT_HALF = {int(elementary.BITS_OF_SQRT_HALF)};" in text
