@@ -119,13 +119,17 @@ def resume(bundle: str | None) -> None:
 
 def _train(bundle: str | None) -> None:
     from reproduce.display import say
-    from reproduce.history import find_bundle
+    from reproduce.history import find_bundle, require_same_configuration
     from reproduce.stages import train_stage
     from reproduce.waiting import one_stage_at_a_time
 
     project, configuration = _load()
     with one_stage_at_a_time(project.private(), say):
-        start = None if bundle is None else find_bundle(project.store(configuration.run), bundle)
+        start = None
+        if bundle is not None:
+            store = project.store(configuration.run)
+            start = find_bundle(store, bundle)
+            require_same_configuration(store, start, configuration)
         train_stage(project, configuration, start)
     click.echo("`dvc repro` goes on with the pipeline from here")
 

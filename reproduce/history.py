@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from artifacts import (
-    Bundle,
     Resolved,
     RunInfo,
     Store,
@@ -19,8 +18,8 @@ from artifacts import (
     resolve,
 )
 from reproduce import outputs
-from reproduce.configuration import Configuration, SamplingSpec, from_identity
-from reproduce.errors import ConfigurationError, Inconclusive
+from reproduce.configuration import Configuration, SamplingSpec, differences, from_identity
+from reproduce.errors import Changed, ConfigurationError, Inconclusive
 from reproduce.lineage import Lineage
 from reproduce.project import Project
 from reproduce.workbench import open_workbench
@@ -150,7 +149,7 @@ def sample_text(
         store = project.store(configuration.run)
         name = find_bundle(store, prefix)
         bundle = load_bundle(store, name)
-        configuration = configuration_of(store, name, bundle, configuration)
+        configuration = configuration_of(store, name, configuration)
     sampling = _with_options(configuration.sampling, options)
     with open_workbench(configuration, project.dataset) as workbench:
         workbench.load(bundle, f"bundle {name}")
@@ -164,17 +163,30 @@ def _with_options(sampling: SamplingSpec, options: Mapping[str, Any]) -> Samplin
         raise ConfigurationError(f"these sampling options cannot be used: {error}") from error
 
 
-def configuration_of(
-    store: Store, name: str, bundle: Bundle, present: Configuration
-) -> Configuration:
-    """The configuration that a bundle was made with, from the run or record that lists it."""
+def configuration_of(store: Store, name: str, present: Configuration) -> Configuration:
+    """The configuration that a bundle was made with, with the present run options."""
+    return from_identity(_recorded(store, name), present.run, f"configuration of bundle {name}")
+
+
+def require_same_configuration(store: Store, name: str, present: Configuration) -> None:
+    """Raises Changed, listing every difference, if a bundle was made with another configuration."""
+    if changes := differences(_recorded(store, name), present.identity()):
+        listed = "\n".join(f"  {line}" for line in changes)
+        raise Changed(
+            f"bundle {name} was made with another configuration:\n{listed}\n"
+            "Undo these changes in params.yaml to go on from it"
+        )
+
+
+def _recorded(store: Store, name: str) -> dict[str, Any]:
+    """The identity of the configuration of a bundle, from the run or record that lists it."""
     for info in list_runs(store):
         lineage = Lineage.read(info.lineage, info.run_id)
         if lineage is not None and name in info.bundles.values():
-            return from_identity(lineage.configuration, present.run, f"run {info.run_id}")
+            return lineage.configuration
     for record in find_records(store):
         if name in record_bundles(store, record).values():
-            return from_identity(read_record(store, record).configuration, present.run, f"record {record}")
+            return read_record(store, record).configuration
     raise Inconclusive(
         f"bundle {name} belongs to no run or record in {store.path}, so its configuration is not known"
     )

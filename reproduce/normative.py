@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PATTERNS = (
     "data_pipeline/**/*.py",
     "engine/*.py",
-    "engine/backends/cpu.py",
+    "engine/backends/*.py",
     "engine/numerics/*.py",
     "engine/operations/*.py",
     "reproduce/state.py",

@@ -8,7 +8,7 @@ import psutil
 from engine.plan import make_plan
 from engine.program import build_program
 from reproduce.configuration import Configuration
-from reproduce.errors import PlanRefused
+from reproduce.errors import PlanRefused, ReproduceError
 
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "B": 1}
 # Forward and backward take two and four operations per parameter and token.
@@ -83,11 +83,11 @@ def size(value: int) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `4GiB`, `512 MiB` or `1000000`. Raises PlanRefused for anything else."""
+    """Bytes of `4GiB`, `512 MiB` or `1000000`. Raises ReproduceError for anything else."""
     for unit, factor in _UNITS.items():
         number = text.removesuffix(unit).strip()
         if text.endswith(unit) and number.isdecimal():
             return int(number) * factor
     if text.isdecimal():
         return int(text)
-    raise ValueError(f"expected a size such as 4GiB, 512MiB or 1000000, found {text!r}")
+    raise ReproduceError(f"expected a size such as 4GiB, 512MiB or 1000000, found {text!r}")

@@ -126,15 +126,14 @@ class Project:
         (run,) = list_runs(self.store())
         return run.status
 
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 200.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}:\n{self.log}"
+            time.sleep(0.02)
+
     def record(self) -> str:
         return hash_bytes((self.root / "run" / "record.json").read_bytes())
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s in vain: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

@@ -188,7 +188,7 @@ def test_a_doctored_identity_is_refused():
     configuration = load_configuration(TINY)
     identity = configuration.identity()
     identity["train"]["extra"] = 1
-    with pytest.raises(ConfigurationError, match="train.extra: no such key"):
+    with pytest.raises(ConfigurationError, match=r"train\.extra: no such key"):
         from_identity(identity, configuration.run, "record")
 
 

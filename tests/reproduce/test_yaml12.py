@@ -31,7 +31,7 @@ from reproduce.yaml12 import load_yaml
         ("2001-01-01", "2001-01-01"),
         ("1e", "1e"),
         ("0x", "0x"),
-        ("１", "１"),
+        ("\uff11", "\uff11"),
     ],
 )
 def test_plain_scalars(text, value):

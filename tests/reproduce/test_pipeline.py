@@ -1,0 +1,201 @@
+"""The whole way, with real Git and DVC: from a text to a record, twice, and what DVC shows of it."""
+
+import csv
+import json
+import shutil
+
+import pytest
+
+from artifacts import folder_hash
+from engine.numerics.jit import ENGINE_FOLDER
+
+OUTPUTS = [
+    "dvc.lock",
+    "run/metrics.json",
+    "run/plan.json",
+    "run/plots/training.csv",
+    "run/plots/validation.csv",
+    "run/record.json",
+    "run/run.json",
+    "run/sample.txt",
+    "run/samples.txt",
+    "run/training.json",
+]
+
+
+def bytes_of_outputs(project):
+    return {path: (project.root / path).read_bytes() for path in OUTPUTS}
+
+
+def test_a_second_run_from_scratch_leaves_git_clean(project):
+    """Also with another number of threads, hash seed, time zone, locale and umask of byte-compiled files."""
+    project.dvc("repro")
+    first = bytes_of_outputs(project)
+    project.git("add", "-A")
+    project.git("commit", "-q", "-m", "results")
+    project.git("clean", "-q", "-ffdx")
+    surroundings = {"PYTHONHASHSEED": "7", "TZ": "Asia/Kathmandu", "LC_ALL": "C", "OMP_NUM_THREADS": "1"}
+    project.dvc("repro", **surroundings)
+    assert bytes_of_outputs(project) == first
+    assert project.git("status", "--porcelain") == ""
+    project.git("reset", "-q", "--hard", "HEAD^")
+
+
+class TestResults:
+    """What one finished pipeline holds."""
+
+    def test_the_files_fit_together(self, prepared):
+        run = json.loads(prepared.read("run/run.json"))
+        record = json.loads(prepared.read("run/record.json"))
+        assert folder_hash(prepared.root / "run" / "bundle") == run["final_bundle"] == record["final_bundle"]
+        assert record["results"]["validation_loss"] == json.loads(prepared.read("run/metrics.json"))["validation_loss"]
+        assert list(record["lock"]) == ["evaluate", "fetch", "plan", "prepare", "train"]
+        assert "run" not in record["configuration"]
+
+    def test_the_curves_have_every_step(self, prepared):
+        with (prepared.root / "run/plots/training.csv").open(encoding="utf-8", newline="") as file:
+            training = list(csv.DictReader(file))
+        with (prepared.root / "run/plots/validation.csv").open(encoding="utf-8", newline="") as file:
+            validation = list(csv.DictReader(file))
+        assert [int(row["step"]) for row in training] == list(range(1, 13))
+        assert [int(row["step"]) for row in validation] == [0, 4, 8, 12]
+        # ln(48), of a model that knows nothing yet.
+        assert float(validation[0]["loss"]) == pytest.approx(3.8712, rel=0.01)
+
+    def test_samples_are_the_text_at_their_steps(self, prepared):
+        samples = prepared.read("run/samples.txt")
+        assert [line for line in samples.splitlines() if line.startswith("== ")] == ["== step 4", "== step 8"]
+        assert prepared.read("run/sample.txt").startswith("The")
+
+    def test_nothing_names_the_machine_or_the_time(self, prepared):
+        for path in OUTPUTS:
+            text = prepared.read(path)
+            assert str(prepared.root) not in text
+            assert "20:" not in text.replace('"20":', "")
+            assert "seconds" not in text
+
+    def test_show_ends_with_what_to_compare(self, prepared):
+        shown = prepared.reproduce("show").stdout
+        run = json.loads(prepared.read("run/run.json"))
+        for expected in (run["final_bundle"], prepared.record(), "validation loss", "The"):
+            assert expected in shown
+
+    def test_show_explains_records_and_bundles(self, prepared):
+        run = json.loads(prepared.read("run/run.json"))
+        shown = prepared.reproduce("show", prepared.record()[:10]).stdout
+        assert run["final_bundle"] in shown
+        assert "trained" in shown
+        shown = prepared.reproduce("show", run["first_bundle"][:10]).stdout
+        assert prepared.record() in shown
+        assert "tensors" in shown
+
+    def test_log_lists_runs_and_records(self, prepared):
+        shown = prepared.reproduce("log").stdout
+        assert "complete" in shown
+        assert f"record {prepared.record()[:12]}" in shown
+
+    def test_metrics_plots_and_parameters(self, prepared):
+        metrics = json.loads(prepared.dvc("metrics", "show", "--json").stdout)
+        files = next(iter(metrics.values()))["data"]
+        assert "validation_loss" in files["run/metrics.json"]["data"]
+        plots = prepared.dvc("plots", "show", "--json").stdout
+        assert "run/plots/training.csv" in plots
+        assert "run/plots/validation.csv" in plots
+        prepared.write_params({"train": {"learning_rate": 0.001}})
+        difference = json.loads(prepared.dvc("params", "diff", "--json").stdout)
+        prepared.write_params()
+        assert difference["params.yaml"]["train.learning_rate"]["new"] == 0.001
+
+    def test_a_second_repro_does_nothing(self, prepared):
+        before = bytes_of_outputs(prepared)
+        assert "Running stage" not in prepared.dvc("repro").stdout
+        assert bytes_of_outputs(prepared) == before
+
+    def test_run_options_and_the_choice_of_memory_do_not_train_again(self, prepared):
+        """With other options nothing runs; attention tiled plans anew, but the run is known to be complete."""
+        before = (prepared.root / "run/run.json").read_bytes()
+        prepared.write_params({"run": {"threads": 1, "save_every_steps": 2}})
+        assert "Running stage" not in prepared.dvc("repro").stdout
+        prepared.write_params({"model": {"attention": "tiled"}})
+        said = prepared.dvc("repro", "train").stdout
+        prepared.write_params()
+        prepared.dvc("repro")
+        assert "Running stage 'plan'" in said
+        assert "training: step" not in said
+        assert (prepared.root / "run/run.json").read_bytes() == before
+
+    def test_samples_from_bundles(self, prepared):
+        run = json.loads(prepared.read("run/run.json"))
+        by_default = prepared.reproduce("sample", "final").stdout
+        assert by_default.strip() == prepared.read("run/sample.txt").strip()
+        assert prepared.reproduce("sample", run["final_bundle"][:12]).stdout == by_default
+        assert prepared.reproduce("sample", prepared.record()[:12]).stdout == by_default
+        greedy = [
+            prepared.reproduce("sample", "final", "--temperature", "0", "--seed", seed, "--prompt", "fox").stdout
+            for seed in ("1", "2")
+        ]
+        assert greedy[0] == greedy[1]
+        assert greedy[0].startswith("fox")
+        refused = prepared.reproduce("sample", "final", "--prompt", "€", code=2).stderr
+        assert "€" in refused or "\\u20ac" in refused
+
+    def test_plan_tells_and_refuses(self, prepared):
+        assert "parameters" in prepared.reproduce("plan").stdout
+        assert "98,698,752" in prepared.reproduce("plan", "andrea-120m", "--budget", "1000GiB").stdout
+        refused = prepared.reproduce("plan", "andrea-120m", "--budget", "1GiB", code=5).stderr
+        assert "the budget is 1.0 GiB" in refused
+        assert "4GiB" in prepared.reproduce("plan", "--budget", "much", code=2).stderr
+        more = prepared.reproduce("plan", "-S", "train.batch=8").stdout
+        assert more != prepared.reproduce("plan").stdout
+
+    def test_the_store_is_healthy_and_can_be_cleaned(self, prepared):
+        assert "0 missing, 0 corrupt" in prepared.reproduce("fsck").stdout
+        assert "would remove 0 objects" in prepared.reproduce("gc", "--dry-run").stdout
+
+
+def test_an_experiment_run_changes_what_it_says(project):
+    project.dvc("repro")
+    project.git("add", "-A")
+    project.git("commit", "-q", "-m", "results")
+    before = json.loads(project.read("run/run.json"))
+    project.dvc("exp", "run", "-S", "train.learning_rate=1e-3", "-n", "slower")
+    after = json.loads(project.read("run/run.json"))
+    assert after["final_bundle"] != before["final_bundle"]
+    assert after["dataset"] == before["dataset"]
+    assert "slower" in project.dvc("exp", "show", "--csv").stdout
+
+
+def test_another_experiment_is_one_argument_away(project):
+    for name in ("char-4.8m", "tiny"):
+        project.reproduce("use", name)
+        assert project.read("params.yaml") == project.read(f"experiments/{name}.yaml")
+    refused = project.reproduce("use", "tinny", code=2).stderr
+    assert "did you mean 'tiny'?" in refused
+    assert project.read("params.yaml") == project.read("experiments/tiny.yaml")
+
+
+def test_a_change_of_what_decides_bits_is_another_run(project):
+    """A new comment in the engine trains again: nobody can know that it changed nothing without looking."""
+    project.dvc("repro")
+    before = json.loads(project.read("run/run.json"))
+    path = project.root / "data_pipeline" / "order.py"
+    path.write_bytes(path.read_bytes() + b"# one more line\n")
+    project.dvc("repro")
+    after = json.loads(project.read("run/run.json"))
+    assert after["run"] != before["run"]
+    assert after["final_bundle"] == before["final_bundle"]
+
+
+def test_a_lost_store_is_made_anew(project):
+    project.dvc("repro")
+    before = bytes_of_outputs(project)
+    shutil.rmtree(project.root / ".samebits")
+    project.dvc("repro", "--force", "--single-item", "train")
+    project.dvc("repro", "--force", "--single-item", "commit")
+    assert bytes_of_outputs(project) == before
+
+
+def test_the_sources_that_run_are_those_of_the_project(project):
+    shown = project.run("sh", "tools/stage.sh", "nonsense", code=2).stderr
+    assert "nonsense" in shown
+    assert ENGINE_FOLDER.name == "engine"
