@@ -103,7 +103,7 @@ def available_cores() -> int:
 
 def load_configuration(path: Path, overrides: Iterable[str] = ()) -> Configuration:
     """The checked configuration of a YAML file with `key.key=value` overrides; raises ConfigurationError."""
-    value = load_yaml(_read(path), str(path))
+    value = load_yaml(read_text(path), str(path))
     for override in overrides:
         _override(value, override)
     return check(value, str(path))
@@ -149,7 +149,8 @@ class _Absent:
 _ABSENT = _Absent()
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file. Raises ConfigurationError."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:

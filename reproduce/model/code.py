@@ -42,7 +42,8 @@ def write_code(spec: ModelSpec, name: str = DEFAULT_NAME) -> str:
         f"  d = {d}; heads = {spec.heads}; layers = {spec.layers}\n"
         f"  x = dropout(token_embed(vocab, d)(tokens) + learned_pos(context, d), {rate})\n"
         "  repeat layers:\n"
-        f'    x = x + attention({norm}, heads=heads, causal=true, dropout={rate}, bias={bias}, memory="{spec.attention}")\n'
+        f"    x = x + attention({norm}, heads=heads, causal=true, dropout={rate}, bias={bias}, "
+        f'memory="{spec.attention}")\n'
         f'    x = x + mlp({norm}, hidden={wide}, activation="{spec.activation}", dropout={rate}, bias={bias})\n'
         f"  logits = head({norm}, tied={tied})\n"
     )

@@ -68,18 +68,6 @@ class _Box:
         return self.centre + self.width // 2
 
 
-def parameter_count(node: Node) -> int:
-    """Trained numbers of one node."""
-    count = 0
-    for shape in node.parameters.values():
-        size = 1
-        for dimension in shape:
-            assert isinstance(dimension, int)
-            size *= dimension
-        count += size
-    return count
-
-
 def draw(graph: Graph) -> str:
     """The SVG text."""
     column = [node for node in graph.nodes.values() if not _is_beside(node)]
@@ -100,12 +88,8 @@ def draw(graph: Graph) -> str:
 
 
 def _page(graph: Graph, height: int, parts: list[str]) -> str:
-    counts = [
-        parameter_count(node) * (graph.groups[node.group].count if node.group else 1)
-        for node in graph.nodes.values()
-    ]
     context = graph.nodes["learned_pos"].parameters["table"][0]
-    legend = f"{sum(counts):,} parameters · shapes: B rows of a batch, T = {context} tokens of context"
+    legend = f"{graph.parameter_count:,} parameters · shapes: B rows of a batch, T = {context} tokens of context"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
         f'viewBox="0 0 {_WIDTH} {height}" role="img">',
@@ -219,8 +203,10 @@ def _rectangle(box: _Box, operation: str) -> str:
     )
 
 
-def _text(x: int, y: int, style: str, text: str, anchor: str = "middle") -> str:
-    return f'<text x="{x}" y="{y}" class="{style}" text-anchor="{anchor}">{escape(text)}</text>'
+def _text(x: int, y: int, style: str, text: str, anchor: str = "middle", fit: int = 0) -> str:
+    """`fit`: pixels that the text is squeezed into if it may be longer."""
+    squeezed = f' textLength="{fit}" lengthAdjust="spacingAndGlyphs"' if fit and len(text) * 6.5 > fit else ""
+    return f'<text x="{x}" y="{y}" class="{style}" text-anchor="{anchor}"{squeezed}>{escape(text)}</text>'
 
 
 def _node(node: Node, box: _Box) -> str:
@@ -235,7 +221,7 @@ def _node(node: Node, box: _Box) -> str:
     return (
         shape
         + _text(box.centre, box.middle - 4, "t", title)
-        + _text(box.centre, box.middle + 14, "d", detail)
+        + _text(box.centre, box.middle + 14, "d", detail, fit=box.width - 20)
     )
 
 

@@ -78,7 +78,8 @@ class _Elaboration:
             raise fault(
                 self.source,
                 self.model.name.span,
-                f"expected the model to say what its {RESULT} are, found none: end it with {RESULT} = head(norm(x), ...)",
+                f"expected the model to say what its {RESULT} are, found none: "
+                f"end it with {RESULT} = head(norm(x), ...)",
             )
         self._check_logits(logits)
         graph = Graph(self.model.name.name, nodes, self.builder.groups, logits.port)
@@ -137,7 +138,9 @@ class _Elaboration:
             )
         if isinstance(value, Operation):
             raise fault(
-                self.source, statement.value.span, f"expected a value, found {describe(value)}: call it, {value.name}(...)"
+                self.source,
+                statement.value.span,
+                f"expected a value, found {describe(value)}: call it, {value.name}(...)",
             )
         if isinstance(value, Number) and isinstance(statement.value, Literal) and self.reads[name] == 1:
             self.own_literals[name] = statement.value.span
@@ -201,8 +204,8 @@ class _Elaboration:
         raise fault(
             self.source,
             statement.head,
-            "expected one thing computed before the repeat to be computed anew in it, as x in x = x + mlp(norm(x), ...), "
-            f"found {found}",
+            "expected one thing computed before the repeat to be computed anew in it, as x in "
+            f"x = x + mlp(norm(x), ...), found {found}",
         )
 
     def _round_fault(self, statement: Repeat, leaving: Tensor, inside: Tensor) -> ModelError:
@@ -262,7 +265,9 @@ class _Elaboration:
 
     def bounded(self, span: Span, number: int) -> Number:
         if abs(number) > LARGEST:
-            raise fault(self.source, span, f"expected a number of at most {LARGEST}, found a larger one: make it smaller")
+            raise fault(
+                self.source, span, f"expected a number of at most {LARGEST}, found a larger one: make it smaller"
+            )
         return Number(number)
 
     def combine(

@@ -5,9 +5,9 @@
 
 from engine.spec import ModelSpec
 from reproduce.configuration import check
-from reproduce.errors import ConfigurationError
+from reproduce.configuration_file import rewrite
 from reproduce.yaml12 import load_yaml
-from reproduce.yaml_edit import scalar, set_values
+from reproduce.yaml_edit import scalar
 
 SECTION = "model"
 
@@ -23,9 +23,5 @@ def put_form(text: str, spec: ModelSpec, what: str) -> str:
 
     Raises ConfigurationError if the file is no usable configuration, before or after.
     """
-    before = check(load_yaml(text, what), what).model.model_dump()
-    changed = {(SECTION, name): value for name, value in spec.model_dump().items() if before[name] != value}
-    written = set_values(text, changed, what)
-    if check(load_yaml(written, what), what).model != spec:
-        raise ConfigurationError(f"{what}: cannot be changed in place: write the section {SECTION} by hand")
-    return written
+    before = check(load_yaml(text, what), what)
+    return rewrite(text, before.model_copy(update={SECTION: spec}), what)

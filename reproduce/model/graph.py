@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from reproduce.model.source import Span
@@ -50,6 +51,11 @@ class Node:
     def place(self, value: str) -> Span:
         return self.places.get(value, self.span)
 
+    @property
+    def parameter_count(self) -> int:
+        """Trained numbers in it."""
+        return sum(prod(d for d in shape if isinstance(d, int)) for shape in self.parameters.values())
+
 
 @dataclass(frozen=True)
 class Group:
@@ -72,6 +78,12 @@ class Graph:
 
     def shape(self, port: Port) -> Shape:
         return self.nodes[port.node].outputs[port.port]
+
+    @property
+    def parameter_count(self) -> int:
+        """Trained numbers in the whole model."""
+        rounds = {"": 1, **{name: group.count for name, group in self.groups.items()}}
+        return sum(node.parameter_count * rounds[node.group] for node in self.nodes.values())
 
     def to_json(self) -> dict[str, Any]:
         """The graph as data: the same for models of the same specification, but for names."""

@@ -113,7 +113,7 @@ class _Blocks(Indenter):
             )
 
     def process(self, stream: Iterator[Token]) -> Iterator[Token]:
-        for token in super().process(stream):
+        for token in super().process(stream):  # type: ignore[no-untyped-call]
             if self.paren_level >= MAX_NESTING and token.type == "LPAR":
                 raise _Refused(token, f"expected parentheses at most {MAX_NESTING} deep, found more")
             yield token
@@ -138,7 +138,7 @@ def _line_start(token: Token) -> Token:
 
 def _explain(source: Source, error: UnexpectedInput) -> ModelError:
     if isinstance(error, UnexpectedCharacters):
-        at = error.pos_in_stream or 0
+        at: int = error.pos_in_stream  # type: ignore[assignment]
         found = source.text[at : at + 1]
         expected = _expected(set(error.allowed or ()) - {"_NL"}) or "a statement"
         advice = ": indent with spaces" if found == "\t" else ""
@@ -189,7 +189,7 @@ def _only(tree: Tree[Any]) -> Any:
     return child
 
 
-def _name(token: Token) -> Name:
+def _name(token: Any) -> Name:
     return Name(_span_of(token), str(token))
 
 

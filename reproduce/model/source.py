@@ -58,7 +58,8 @@ class Source:
             return cls(name, data.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise ModelError(
-                f"{name}: expected UTF-8, found byte 0x{data[error.start]:02x} at offset {error.start}: save it as UTF-8"
+                f"{name}: expected UTF-8, found byte 0x{data[error.start]:02x} at offset {error.start}: "
+                "save it as UTF-8"
             ) from error
 
     def place(self, offset: int) -> tuple[int, int]:
@@ -99,4 +100,5 @@ def fault(
 ) -> ModelError:
     """An error of `kind` at a place: line, column, the line itself and a caret."""
     line, column = source.place(span.start)
-    return kind(f"{source.name}, line {line}, column {column}: {message}\n{source.excerpt(span)}", fix)
+    text = f"{source.name}, line {line}, column {column}: {message}\n{source.excerpt(span)}"
+    return kind(text if fix is None else f"{text}\n--fix does that", fix)

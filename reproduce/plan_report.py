@@ -1,0 +1,174 @@
+"""What a configuration needs on a device, from the engine's own plan: memory, disk, work, parameters."""
+
+from dataclasses import asdict, dataclass
+from math import log
+from typing import Any
+
+from engine.plan import Plan, make_plan
+from engine.program import Program, build_program
+from reproduce.configuration import Configuration
+from reproduce.devices import Device
+from reproduce.errors import PlanRefused, ReproduceError
+from reproduce.model.code import graph_of
+from reproduce.plan_items import TITLES, Memory, ParameterItem, memory_of, parameters_of
+from reproduce.planning import size
+from reproduce.state import hash_of
+from reproduce.work import Work, work_of
+
+MOST_LAYERS = 512
+"""Deeper models are not planned: every buffer of every layer gets its place, which takes ever longer."""
+
+_STATE_BYTES = 12  # of a bundle for each parameter: weight, m and v in fp32
+_HISTORY_BYTES = 36  # of a bundle for each step done: loss and digest
+
+
+@dataclass(frozen=True)
+class Disk:
+    """What the bundles of a run take in the store, before compression; equal pieces are kept only once."""
+
+    bundles: int
+    largest: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A configuration, planned for a device."""
+
+    configuration: Configuration
+    device: Device
+    program: Program
+    plan: Plan
+    memory: Memory
+    parameters: tuple[ParameterItem, ...]
+    disk: Disk
+    work: Work
+
+    @property
+    def peak(self) -> int:
+        """Bytes that are allocated: the arena."""
+        return self.plan.arena_bytes
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(item.elements for item in self.parameters)
+
+    @property
+    def initial_loss(self) -> float:
+        """Nats per token of a model that knows nothing: ln(vocab)."""
+        return log(self.configuration.model.vocab)
+
+    @property
+    def specification(self) -> str:
+        return hash_of(self.configuration.model.identity())
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, sizes in bytes."""
+        return {
+            "device": asdict(self.device),
+            "disk": asdict(self.disk),
+            "graph": graph_of(self.configuration.model).to_json(),
+            "initial_loss": self.initial_loss,
+            "memory": {
+                "by_category": self.memory.by_category(),
+                "fullest": self.memory.moment,
+                "gaps": self.memory.gaps,
+                "items": [{**asdict(item), "bytes": item.bytes} for item in self.memory.items],
+                "total": self.peak,
+                "without_sharing": self.memory.shared,
+            },
+            "parameters": {
+                "items": [{**asdict(item), "elements": item.elements} for item in self.parameters],
+                "total": self.parameter_count,
+            },
+            "rows_at_once": self.plan.sizes.batch,
+            "specification": self.specification,
+            "threads": self.plan.sizes.threads,
+            "work": {
+                "per_step": {
+                    "bytes": self.work.bytes,
+                    "operations": self.work.operations,
+                    "tokens": self.work.tokens,
+                },
+                "steps": self.work.steps,
+                "total": {
+                    "bytes": self.work.bytes * self.work.steps,
+                    "operations": self.work.operations * self.work.steps,
+                    "tokens": self.work.tokens * self.work.steps,
+                },
+            },
+        }
+
+
+def report(configuration: Configuration, device: Device) -> Report:
+    """The plan of a configuration for a device, itemised. Nothing is allocated. Raises ReproduceError, EngineError."""
+    program, plan = plan_for(configuration, device)
+    parameters = parameters_of(program)
+    return Report(
+        configuration=configuration,
+        device=device,
+        program=program,
+        plan=plan,
+        memory=memory_of(plan, program),
+        parameters=parameters,
+        disk=disk_of(configuration, sum(item.elements for item in parameters)),
+        work=work_of(program, configuration.train),
+    )
+
+
+def plan_for(configuration: Configuration, device: Device) -> tuple[Program, Plan]:
+    """The engine's plan as the backend of that device executes it."""
+    model, train, tier = configuration.model, configuration.train, configuration.tier
+    if model.layers > MOST_LAYERS:
+        raise ReproduceError(f"model.layers: plans go up to {MOST_LAYERS} layers, found {model.layers}: use fewer")
+    program = build_program(model)
+    if device.backend == "cpu":
+        return program, make_plan(program, train, tier, configuration.run.thread_count())
+    from engine.backends.cuda.opening import cuda_plan
+
+    program, plan, _ = cuda_plan(program, train, tier)
+    return program, plan
+
+
+def disk_of(configuration: Configuration, parameters: int) -> Disk:
+    """The bundles that a run saves by itself: at the start, every so many steps, at the end."""
+    steps, every = configuration.train.steps, configuration.run.save_every_steps
+    regular = (steps - 1) // every
+    state = _STATE_BYTES * parameters
+    history = _HISTORY_BYTES * (every * regular * (regular + 1) // 2 + steps)
+    return Disk(regular + 2, state + _HISTORY_BYTES * steps, (regular + 2) * state + history)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The memory there is, in bytes, and how a message says so: `{what} {size}`."""
+
+    bytes: int
+    what: str
+
+
+def limit_of(device: Device, budget: int | None) -> Limit:
+    """The budget if there is one and it is less than the device has."""
+    if budget is not None and (device.backend == "cpu" or budget < device.memory):
+        return Limit(budget, "the budget is")
+    return Limit(device.memory, device.what)
+
+
+def refusal(found: Report, limit: Limit) -> PlanRefused | None:
+    """Why the plan does not fit; None if it does."""
+    if found.peak <= limit.bytes:
+        return None
+    return PlanRefused(
+        f"the plan needs {size(found.peak)} of memory, {limit.what} {size(limit.bytes)}. "
+        f"Largest item: {describe_largest(found)}"
+    )
+
+
+def describe_largest(found: Report) -> str:
+    """The item that takes most, with its shape, and what it takes in one layer."""
+    item = found.memory.largest()
+    shape = "·".join(str(length) for length in item.shape)
+    numbers = {"float32": "floats", "float64": "doubles"}.get(item.dtype, item.dtype)
+    one = "a layer" if item.layered else "each"
+    each = f"{size(item.each)} {one}, {size(item.bytes)} in all" if item.count > 1 else size(item.bytes)
+    return f"{TITLES[item.category]} ({item.kind}: {shape} {numbers}, {each})"

@@ -1,0 +1,66 @@
+"""Work of a configuration: counted from the engine's program, not measured."""
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from engine.operations.attention import Attention
+from engine.operations.base import Operation, Sizes
+from engine.operations.linear import Linear
+from engine.program import Program
+from engine.spec import TrainSpec
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one optimizer step, and of `steps`.
+
+    operations: multiplications and additions in matrix products, backward included; what is elementwise is a small part
+    beside them and not counted. bytes: tensors, parameters and optimizer state that the operations read and write, each
+    once for each operation that does: what has to go through memory at the least, if no operations are fused.
+    """
+
+    tokens: int
+    operations: int
+    bytes: int
+    steps: int
+
+
+def work_of(program: Program, train: TrainSpec) -> Work:
+    """The work of training, whatever the number of shards and threads."""
+    sizes = Sizes(batch=train.batch, context=program.spec.context, threads=1)
+    optimizer = 7 * 4 * sum(prod(p.shape) for p in program.parameters)  # reads w, m, v, g; writes w, m, v
+    return Work(
+        tokens=train.batch * program.spec.context,
+        operations=sum(_operations(operation, sizes) for operation in program.operations),
+        bytes=sum(_bytes(program, operation, sizes) for operation in program.operations) + optimizer,
+        steps=train.steps,
+    )
+
+
+def _operations(operation: Operation, sizes: Sizes) -> int:
+    if isinstance(operation, Linear):
+        # One product forward; backward one for the input's gradient and one for the weight's.
+        return 3 * 2 * sizes.batch * sizes.context * operation.deep * operation.wide
+    if isinstance(operation, Attention):
+        pairs = sizes.batch * operation.heads * sizes.context * (sizes.context + 1) // 2
+        # Forward scores and sums; backward weights, v, q and k, and scores again where they are not stored.
+        products = 6 if operation.stored else 7
+        return products * 2 * pairs * operation.width
+    return 0
+
+
+def _bytes(program: Program, operation: Operation, sizes: Sizes) -> int:
+    tensors = {**operation.inputs, **operation.outputs}
+    size = {
+        role: prod(program.tensors[name].at(sizes)) * np.dtype(program.tensors[name].dtype).itemsize
+        for role, name in tensors.items()
+    }
+    shapes = {p.name: p.shape for p in program.parameters}
+    parameters = 4 * sum(prod(shapes[name]) for name in operation.parameters.values())
+    forward = sum(size.values()) + parameters
+    kept = sum(size[role] for role in tensors if role in operation.kept)
+    gradients = sum(size[role] for role in tensors if role not in operation.constant)
+    # Backward reads parameters, and adds to their gradients.
+    return forward + kept + gradients + 3 * parameters
