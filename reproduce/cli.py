@@ -1,5 +1,6 @@
 """The command line. Errors a user can cause end here: one message on stderr and their exit code."""
 
+import errno
 import os
 import sys
 import traceback
@@ -60,6 +61,9 @@ def _report(error: Exception, debug: bool) -> int:
     if isinstance(code, int):
         _complain(f"reproduce: {error}")
         return code
+    if isinstance(error, OSError):
+        _complain(f"reproduce: {_of_system(error)}")
+        return 6 if error.errno in (errno.ENOSPC, errno.EDQUOT) else 2
     if isinstance(error, MemoryError):
         _complain("reproduce: out of memory. `reproduce plan` says what a configuration needs")
         return 5
@@ -67,6 +71,11 @@ def _report(error: Exception, debug: bool) -> int:
     if not debug:
         _complain("This is a fault of the program: `reproduce --debug ...` shows where it happened")
     return UNEXPECTED
+
+
+def _of_system(error: OSError) -> str:
+    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return f"{where}{error.strerror or error}"
 
 
 def _complain(text: str) -> None:

@@ -24,8 +24,9 @@ from engine.errors import EngineError, NonFinite
 from reproduce.comparing import bundle_hash, differing_tensors
 from reproduce.configuration import RunOptions, from_identity
 from reproduce.display import Display, duration, open_display
+from reproduce.display import say as print_line
 from reproduce.environment import fingerprint, hardware_class
-from reproduce.errors import CorruptOutput, Inconclusive, ReproduceError
+from reproduce.errors import Changed, ConfigurationError, CorruptOutput, Inconclusive, ReproduceError
 from reproduce.importing import find_or_import
 from reproduce.normative import normative_sources
 from reproduce.outputs import shortest
@@ -109,12 +110,6 @@ def verify(
     return _finish(report, as_json, say, environment)
 
 
-def print_line(text: str) -> None:
-    from reproduce.display import say
-
-    say(text)
-
-
 def parse_steps(text: str | None, last: int) -> tuple[int, int]:
     """First and last step to compare, from `A:B`; either may be left out."""
     if text is None:
@@ -165,9 +160,10 @@ class _Verification:
         self.say(
             f"record {report.record}: tier {record.tier}, {record.steps} steps, final bundle {record.final_bundle}"
         )
-        self.configuration = from_identity(
-            record.configuration, self.options, f"configuration of record {report.record}"
-        )
+        try:
+            self.configuration = from_identity(record.configuration, self.options, "its configuration")
+        except ConfigurationError as error:
+            raise CorruptOutput(f"record {report.record}: {error}") from error
         self.identity = Identity(record.configuration, record.dataset, record.tokenizer)
         self._integrity()
         self._environment()
@@ -200,8 +196,12 @@ class _Verification:
             raise CorruptOutput("steps or tier of the record are not those of its configuration")
         for step, bundle in self.bundles.items():
             manifest = verify_bundle(self.store, bundle)
-            if self.identity.check(manifest.state, f"bundle {bundle}") != step:
-                raise CorruptOutput(f"bundle {bundle} is listed for step {step}, but is of another")
+            try:
+                found = self.identity.check(manifest.state, f"bundle {bundle}")
+            except Changed as error:
+                raise CorruptOutput(f"the record lists a bundle that is not its own: {error}") from error
+            if found != step:
+                raise CorruptOutput(f"bundle {bundle} is listed for step {step}, but is of step {found}")
         final = load_bundle(self.store, record.final_bundle).tensors
         if [bytes(row) for row in final["history/digest"]] != self.digests:
             raise CorruptOutput("the step digests of the record are not those of its final bundle")

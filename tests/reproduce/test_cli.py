@@ -1,0 +1,190 @@
+"""Errors at the command line: one message, the right exit code, never a traceback unless asked for."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from reproduce import cli
+from reproduce.errors import Busy
+from reproduce.waiting import one_stage_at_a_time
+
+
+def test_outside_a_project(tmp_path, committed):
+    done = subprocess.run(
+        [sys.executable, "-m", "reproduce", "log"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(committed.root)},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("reproduce: expected dvc.yaml in")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["stage", "trian"], 2, "'trian' is not one of"),
+        (["nonsense"], 2, "No such command"),
+        (["plan", "-S", "train.step=3"], 2, "did you mean 'steps'?"),
+        (["plan", "-S", "train.steps=zero"], 2, "expected a whole number, found the text 'zero'"),
+        (["show"], 4, "run `dvc repro`"),
+        (["show", "12"], 2, "expected 4 to 64"),
+        (["stage", "prepare"], 4, "run fetch"),
+        (["stage", "plan"], 4, "run prepare"),
+        (["stage", "train"], 4, "run prepare"),
+        (["stage", "evaluate"], 4, "run `dvc repro`"),
+        (["commit"], 4, "run `dvc repro`"),
+        (["sample", "final"], 4, "run `dvc repro`"),
+        (["use", "nothing-like-it"], 2, "expected one of andrea-120m"),
+        (["gc", "--keep-last", "0"], 2, "0 is not in the range"),
+    ],
+)
+def test_messages_and_codes(project, words, code, says):
+    done = project.reproduce(*words, code=code)
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_version(project):
+    assert "anyone can check the bits" in project.reproduce("--help").stdout
+    listed = project.reproduce("--help").stdout
+    for command in ("use", "train", "resume", "verify", "log", "show", "sample", "plan", "commit", "fsck", "gc"):
+        assert f"\n  {command} " in listed
+
+
+def test_a_broken_configuration_stops_dvc_with_the_message(project):
+    path = project.root / "params.yaml"
+    path.write_text(path.read_text(encoding="utf-8").replace("vocab:", "vocba:"), encoding="utf-8", newline="")
+    done = project.dvc("repro", code=None)
+    assert done.returncode != 0
+    assert "model.vocba: no such key: did you mean 'vocab'?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({"model": {"vocab": 5}}, 2, "model.vocab: expected at least the tokenizer's"),
+        ({"model": {"context": 512}}, 2, "one window of context 512"),
+        ({"model": {"context": 10**6}}, 2, "one window of context 1000000"),
+        ({"sampling": {"prompt": "€"}}, 2, "sampling.prompt"),
+        ({"model": {"d_model": 2**17, "heads": 2**10, "layers": 500}}, 5, "the plan needs"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_training(project, changes, code, says):
+    for stage in ("fetch", "prepare"):
+        project.reproduce("stage", stage)
+    project.write_params(changes)
+    for stage in ("plan", "train"):
+        assert says in project.reproduce("stage", stage, code=code).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "validation split needs"),
+        ("x", "validation split needs"),
+        ("\r\n" * 300, "validation"),
+        ("a lone byte \udcff here" * 50, "UTF-8"),
+    ],
+)
+def test_texts_that_cannot_be_trained_on(project, text, says):
+    path = project.root / "corpus" / "fox.txt"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    project.reproduce("stage", "fetch")
+    done = project.reproduce("stage", "prepare", code=None)
+    if done.returncode == 0:
+        done = project.reproduce("stage", "plan", code=2)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_an_unexpected_error_hides_its_traceback_until_asked(monkeypatch, capsys):
+    def fail(*arguments):
+        raise RuntimeError("gremlins")
+
+    monkeypatch.setattr("reproduce.project.Project.find", fail)
+    assert cli.main(["log"]) == 70
+    said = capsys.readouterr().err
+    assert "unexpected RuntimeError: gremlins" in said
+    assert "Traceback" not in said
+    assert cli.main(["--debug", "log"]) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_output_that_nobody_reads_is_no_error(prepared):
+    reader = subprocess.Popen(
+        f'"{sys.executable}" -m reproduce show | true', shell=True, cwd=prepared.root, stderr=subprocess.PIPE
+    )
+    assert b"Traceback" not in reader.communicate(timeout=100)[1]
+
+
+def test_texts_outside_the_locale_are_shown_escaped(prepared):
+    """A terminal that cannot show a letter gets its number instead of a crash."""
+    done = prepared.run(
+        sys.executable, "-X", "utf8=0", "-m", "reproduce", "sample", "final", "--prompt", "ü",
+        code=2, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", PYTHONIOENCODING="ascii",
+    )
+    assert "\\xfc" in done.stderr
+
+
+def test_a_read_only_project_is_named(prepared):
+    probe = prepared.root / "run"
+    if os.access(probe, os.W_OK) and os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    probe.chmod(0o555)
+    try:
+        assert "Permission denied" in prepared.reproduce("stage", "evaluate", code=None).stderr
+    finally:
+        probe.chmod(0o755)
+
+
+def test_one_stage_at_a_time_waits_says_so_and_gives_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("reproduce.waiting.PATIENCE_SECONDS", 0.5)
+    said = []
+    with (
+        one_stage_at_a_time(tmp_path, said.append),
+        pytest.raises(Busy, match="did not end within"),
+        one_stage_at_a_time(tmp_path, said.append),
+    ):
+        raise AssertionError("two stages at once")
+    assert len(said) == 1
+    with one_stage_at_a_time(tmp_path, said.append):
+        pass
+    assert len(said) == 1
+
+
+def test_no_git_repository(project):
+    """Everything but DVC's own use of Git works; DVC is told once."""
+    shutil.rmtree(project.root / ".git")
+    try:
+        project.dvc("config", "--local", "core.no_scm", "true")
+        project.dvc("repro")
+        assert json.loads(project.read("run/metrics.json"))
+        assert "verdict: bit-exact" in project.reproduce("verify", project.record()).stdout
+    finally:
+        project.git("init", "-q", "-b", "main")
+        (project.root / ".dvc" / "config.local").unlink()
+        project.git("clean", "-q", "-ffdX")
+        shutil.rmtree(project.root / "run")
+        (project.root / "run").mkdir()
+        (project.root / "run" / ".gitignore").write_text("/bundle\n", encoding="utf-8")
+        (project.root / "dvc.lock").unlink()
+        project.git("add", "-A")
+        project.git("commit", "-q", "-m", "sources")
+
+
+def test_errors_of_the_system_have_a_message(monkeypatch, capsys):
+    def fail(*arguments):
+        raise OSError(errno.EACCES, "Permission denied", "/somewhere")
+
+    monkeypatch.setattr("reproduce.project.Project.find", fail)
+    assert cli.main(["log"]) == 2
+    assert "/somewhere: Permission denied" in capsys.readouterr().err
