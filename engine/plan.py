@@ -1,6 +1,7 @@
 """Every buffer a training run needs, with its size, lifetime and offset in one arena. Nothing is allocated beside it.
 
-Time is counted in program steps: forward operation i runs at time i, backward step k at time F + k. Buffers that live
+Time is counted in program steps: forward operation i runs at time i, then the backward half, in which operations may
+run forward again. Buffers that live
 at overlapping times get disjoint places; others may share. What lasts through the whole run (weights, moments, gradient
 sets, the copy that is saved) lives from the first to the last time.
 """
@@ -13,8 +14,8 @@ from typing import Literal
 from engine.backends.layout import CpuLayout, Layout
 from engine.errors import PlanRefused
 from engine.numerics.types import Floats
-from engine.operations.base import BufferType, Sizes
-from engine.program import Parameter, Program
+from engine.operations.base import BufferType, Operation, Sizes
+from engine.program import BackwardStep, Parameter, Program, again_name
 from engine.spec import TrainSpec
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -97,13 +98,25 @@ class _Storage:
         self.offset = 0
 
 
+def _second_half(program: Program) -> list[tuple[int, BackwardStep, Operation | None]]:
+    """What runs after the forward half, each at its time: an operation of `again`, or (None) the step's backward."""
+    steps: list[tuple[int, BackwardStep, Operation | None]] = []
+    time = len(program.operations)
+    for step in program.backward:
+        for operation in (*step.again, None):
+            steps.append((time, step, operation))
+            time += 1
+    return steps
+
+
 class _Planner:
     def __init__(self, program: Program, sizes: Sizes, tier: str, layout: Layout) -> None:
         self.layout = layout
         self.program = program
         self.sizes = sizes
         self.tier = tier
-        self.end = 2 * len(program.operations) - 1
+        self.second_half = _second_half(program)
+        self.end = self.second_half[-1][0]
         self.named: dict[str, tuple[BufferType, Category, _Storage]] = {}
 
     def add(self, name: str, type: BufferType, category: Category, first: int, last: int) -> None:
@@ -121,41 +134,51 @@ class _Planner:
         self.named[name] = (type, category, storage)
 
     def activations(self) -> None:
+        """Tensors of the forward half, and of what runs again in the backward half."""
         operations = self.program.operations
-        count = len(operations)
+        recomputed = self.program.recomputed
         last_use: dict[str, int] = {}
         for time, operation in enumerate(operations):
             for name in operation.inputs.values():
                 last_use[name] = time
-        for k, step in enumerate(self.program.backward):
-            operation = step.operation
-            for role, name in (operation.inputs | operation.outputs).items():  # type: ignore[operator]
-                if role in operation.kept:
-                    last_use[name] = count + k
+        for time, step, again in self.second_half:
+            for name in again.inputs.values() if again else step.kept_tensors():
+                last_use[again_name(name) if name in recomputed else name] = time
         last_use[self.program.losses] = self.end  # read by the trainer after the forward half
         self.always("ids", self._type("ids"), "activations")
         self.always("targets", self._type("targets"), "activations")
         for time, operation in enumerate(operations):
-            for role, name in operation.outputs.items():
-                category: Category = "attention" if role == "weights" else "activations"
-                last = last_use.get(name, time)
-                taken = operation.forward_in_place.get(role)
-                if taken is not None:
-                    self.share(name, self._type(name), category, operation.inputs[taken], last)
-                else:
-                    self.add(name, self._type(name), category, time, last)
-            for role, type in self.layout.forward_work(operation, self.sizes, self.tier).items():
-                self.add(f"{operation.name}/forward/{role}", type, "workspace", time, time)
+            self._outputs(operation, time, last_use, "forward")
+        for time, _, again in self.second_half:
+            if again:
+                self._outputs(again, time, last_use, "again")
+
+    def _outputs(self, operation: Operation, time: int, last_use: dict[str, int], phase: str) -> None:
+        """Outputs and scratch of one forward run of an operation."""
+        recomputed = self.program.recomputed if phase == "again" else frozenset()
+        for role, name in operation.outputs.items():
+            category: Category = "attention" if role == "weights" else "activations"
+            called = again_name(name) if name in recomputed else name
+            last = last_use.get(called, time)
+            taken = operation.forward_in_place.get(role)
+            if taken is not None:
+                source = operation.inputs[taken]
+                source = again_name(source) if source in recomputed else source
+                self.share(called, self._type(name), category, source, last)
+            else:
+                self.add(called, self._type(name), category, time, last)
+        for role, type in self.layout.forward_work(operation, self.sizes, self.tier).items():
+            self.add(f"{operation.name}/{phase}/{role}", type, "workspace", time, time)
 
     def gradients(self) -> None:
-        count = len(self.program.operations)
+        """Gradients of tensors, and the scratch of the backward half."""
+        backward = [(time, step) for time, step, again in self.second_half if again is None]
         last_use: dict[str, int] = {}
-        for k, step in enumerate(self.program.backward):
+        for time, step in backward:
             for name in step.operation.outputs.values():
-                last_use[name] = count + k
-        for k, step in enumerate(self.program.backward):
+                last_use[name] = time
+        for time, step in backward:
             operation = step.operation
-            time = count + k
             for role, name in operation.inputs.items():
                 if role in operation.constant or role in step.accumulates:
                     continue

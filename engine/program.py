@@ -1,14 +1,16 @@
 """From a model spec to a program: a list of operations over named, shaped tensors, and its backward half.
 
 The backward half is derived: the operations in reverse, each by its twin. The first to reach a tensor's gradient
-writes it, later ones add to it.
+writes it, later ones add to it. Blocks may be recomputed: then only their input is kept from the forward half, and
+their operations run forward again right before their backward half. That costs time and no bit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Literal
 
+from engine.errors import SpecError
 from engine.operations.activation import Activation
 from engine.operations.attention import Attention
 from engine.operations.base import Operation, TensorType
@@ -33,10 +35,20 @@ class Parameter:
 
 @dataclass(frozen=True)
 class BackwardStep:
-    """One operation's backward; `accumulates` lists the input roles whose gradient it adds to."""
+    """One operation's backward; `accumulates` lists the input roles whose gradient it adds to.
+
+    `again` lists operations that run forward once more before it, into tensors of their own (again_name).
+    """
 
     operation: Operation
     accumulates: frozenset[str]
+    again: tuple[Operation, ...] = ()
+
+    def kept_tensors(self) -> list[str]:
+        """Inputs and outputs of the operation that its backward reads again."""
+        operation = self.operation
+        tensors = [*operation.inputs.items(), *operation.outputs.items()]
+        return [name for role, name in tensors if role in operation.kept]
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,13 @@ class Program:
     tensors: Mapping[str, TensorType]
     parameters: tuple[Parameter, ...]
     spec: ModelSpec
+
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """Tensors that are computed twice; the backward half reads them under their again_name."""
+        return frozenset(
+            name for step in self.backward for operation in step.again for name in operation.outputs.values()
+        )
 
     @property
     def losses(self) -> str:
@@ -223,8 +242,18 @@ class _Builder:
         return self._linear("head", "head", x, spec.d_model, spec.vocab, {"weight": weight})
 
 
-def build_program(spec: ModelSpec) -> Program:
-    """The training program of a pre-norm GPT; raises SpecError where shapes do not fit."""
+def again_name(tensor: str) -> str:
+    """The name of a recomputed tensor's second version."""
+    return f"again({tensor})"
+
+
+def build_program(spec: ModelSpec, recompute: int = 0) -> Program:
+    """The training program of a pre-norm GPT; raises SpecError where shapes do not fit.
+
+    recompute: how many blocks, from the first on, are computed again in the backward half.
+    """
+    if not 0 <= recompute <= spec.layers:
+        raise SpecError(f"recompute may be 0 to {spec.layers}, the model's layers, found {recompute}")
     builder = _Builder(spec)
     x = builder.embed()
     for number in range(spec.layers):
@@ -241,21 +270,26 @@ def build_program(spec: ModelSpec) -> Program:
     operations = tuple(builder.operations)
     return Program(
         operations,
-        derive_backward(operations),
+        derive_backward(operations, [f"block{number}." for number in range(recompute)]),
         builder.tensors,
         tuple(builder.parameters.values()),
         spec,
     )
 
 
-def derive_backward(operations: tuple[Operation, ...]) -> tuple[BackwardStep, ...]:
-    """The operations in reverse, each with the input roles whose gradient already has a contribution."""
+def derive_backward(operations: tuple[Operation, ...], recomputed: Sequence[str] = ()) -> tuple[BackwardStep, ...]:
+    """The operations in reverse, each with the input roles whose gradient already has a contribution.
+
+    recomputed: name prefixes of groups of operations that run again before their backward half, but for the last of
+    each, whose output the next group has kept.
+    """
+    groups = {prefix: [o for o in operations if o.name.startswith(prefix)] for prefix in recomputed}
+    again = {group[-1].name: tuple(group[:-1]) for group in groups.values()}
     reached: set[str] = set()
     steps = []
     for operation in reversed(operations):
         roles = [role for role in operation.inputs if role not in operation.constant]
-        steps.append(
-            BackwardStep(operation, frozenset(r for r in roles if operation.inputs[r] in reached))
-        )
+        accumulates = frozenset(r for r in roles if operation.inputs[r] in reached)
+        steps.append(BackwardStep(operation, accumulates, again.get(operation.name, ())))
         reached.update(operation.inputs[role] for role in roles)
     return tuple(steps)

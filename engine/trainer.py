@@ -59,11 +59,15 @@ class Trainer:
         *,
         threads: int,
         device: Device = "cpu",
+        recompute: int = 0,
     ) -> None:
-        """Plan and allocate; PlanRefused if memory does not suffice. Call initialise() or load_state() next."""
+        """Plan and allocate; PlanRefused if memory does not suffice. Call initialise() or load_state() next.
+
+        recompute: how many blocks are computed again in the backward half: less memory, more time, the same bits.
+        """
         self.model = model
         self.train = train
-        self.program = build_program(model)
+        self.program = build_program(model, recompute)
         self.plan, self.backend = open_backend(self.program, train, tier, device, threads)
         self.batches = batches
         self.step = 0

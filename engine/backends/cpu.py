@@ -23,7 +23,7 @@ from engine.optimizer import (
     k_grad_norm_partial,
 )
 from engine.plan import Plan, gradient_name
-from engine.program import Program
+from engine.program import Program, again_name
 from engine.schedule import StepValues
 from engine.spec import TrainSpec
 from engine.threads import Task, ThreadTeam
@@ -61,6 +61,7 @@ class Frame:
         self._backend = backend
         self._phase = "forward"
         tensors = backend.program.tensors
+        again = {operation.name for step in backend.program.backward for operation in step.again}
         self._tensors = {
             name: backend.array(name, BufferType(type.at(sizes), type.dtype))
             for name, type in tensors.items()
@@ -70,11 +71,17 @@ class Frame:
             for name, type in tensors.items()
             if gradient_name(name) in backend.plan.buffers
         }
+        # What the backward half reads: recomputed tensors in their second version.
+        self._seen_again = self._tensors | {
+            name: backend.array(again_name(name), BufferType(tensors[name].at(sizes), tensors[name].dtype))
+            for name in backend.program.recomputed
+        }
         self._work = {
             f"{operation.name}/{phase}/{role}": backend.array(f"{operation.name}/{phase}/{role}", type)
             for operation in backend.program.operations
             for phase, work in (
                 ("forward", operation.forward_work(sizes, self.tier)),
+                ("again", operation.forward_work(sizes, self.tier) if operation.name in again else {}),
                 ("backward", operation.backward_work(sizes, self.tier)),
             )
             for role, type in work.items()
@@ -84,7 +91,7 @@ class Frame:
         }
 
     def tensor(self, name: str) -> Array:
-        return self._tensors[name]
+        return (self._tensors if self._phase == "forward" else self._seen_again)[name]
 
     def gradient(self, name: str) -> Array:
         return self._gradients[name]
@@ -114,8 +121,11 @@ class Frame:
 
     def backward(self, after: Callable[[str], None] | None = None) -> None:
         """Run the backward half; `after` is called with each operation's name."""
-        self._phase = "backward"
         for step in self._backend.program.backward:
+            self._phase = "again"
+            for operation in step.again:
+                operation.forward(self)
+            self._phase = "backward"
             step.operation.backward(self)
             if after is not None:
                 after(step.operation.name)

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from engine.errors import SpecError
 from engine.numerics.bits import float32_of_bits
 from engine.numerics.fixed_point import INFINITY_BITS, magnitude_bits, power_of_two
