@@ -1,0 +1,134 @@
+"""Training speed and memory on a CUDA card. Prints one JSON line for each experiment.
+
+    python benchmarks/gpu_step.py [--steps N] [--batch B] [--profile] EXPERIMENT...
+
+A step is timed from token numbers on the host to the outcome on the host. `--profile` times every kernel launch of one
+step on its own (events around each launch, so gaps are not counted) and lists the sums by kernel.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ruamel.yaml import YAML
+
+from engine.backends.cuda.backend import CudaBackend
+from engine.backends.cuda.card import Card
+from engine.backends.cuda.launching import Launcher
+from engine.numerics.types import Words
+from engine.schedule import step_values
+from engine.spec import ModelSpec, TrainSpec
+from engine.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class RandomBatches:
+    """Uniformly random tokens."""
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab = vocab
+
+    def fill(self, step: int, inputs: Words, targets: Words) -> None:
+        generator = np.random.default_rng(step)
+        inputs[:] = generator.integers(0, self.vocab, inputs.shape)
+        targets[:] = generator.integers(0, self.vocab, targets.shape)
+
+
+def load(experiment: str) -> tuple[ModelSpec, TrainSpec]:
+    sections = YAML(typ="safe", pure=True).load(ROOT / "experiments" / f"{experiment}.yaml")
+    return ModelSpec(**sections["model"]), TrainSpec(**sections["train"])
+
+
+def measure(name: str, steps: int, batch: int | None, profile: bool) -> dict[str, Any]:
+    model, train = load(name)
+    if batch:
+        train = train.model_copy(update={"batch": batch})
+    card = Card()
+    before = card.free_memory()
+    trainer = Trainer(model, train, "portable", RandomBatches(model.vocab), threads=1, device="cuda")
+    trainer.initialise()
+    for _ in range(3):
+        trainer.train_step()
+    used = before - card.free_memory()
+    backend = trainer.backend
+    assert isinstance(backend, CudaBackend)
+    times = []
+    batches = np.zeros((2, train.batch, model.context), np.int32)
+    trainer.batches.fill(0, *batches)
+    values = step_values(train, 3)
+    for _ in range(steps):
+        start = time.perf_counter()
+        backend.train_step(0, batches[0], batches[1], values)
+        times.append(time.perf_counter() - start)
+    seconds = statistics.median(times)
+    parameters = sum(int(np.prod(p.shape)) for p in trainer.program.parameters)
+    tokens = train.batch * model.context
+    operations = tokens * (6 * parameters + 12 * model.layers * model.d_model * model.context)
+    result: dict[str, Any] = {
+        "experiment": name,
+        "batch": train.batch,
+        "shards": train.shards,
+        "shards_at_once": backend.layout.shards_at_once(train.shards),
+        "parameters": parameters,
+        "step_ms": round(seconds * 1e3, 3),
+        "fastest_ms": round(min(times) * 1e3, 3),
+        "tokens_s": int(tokens / seconds),
+        "tflops": round(operations / seconds / 1e12, 2),
+        "planned_gib": round(trainer.plan.arena_bytes / 2**30, 4),
+        "used_gib": round(used / 2**30, 4),
+    }
+    if profile:
+        result["kernels_ms"] = kernel_times(backend)
+    trainer.close()
+    return result
+
+
+def kernel_times(backend: CudaBackend) -> dict[str, list[float]]:
+    """Milliseconds and launches of each kernel over one step."""
+    events: list[tuple[str, Any, Any]] = []
+    launch, fill = Launcher.__call__, Launcher.fill
+    driver = backend.card.driver
+
+    def timed(self: Launcher, name: str, call: Any) -> None:
+        first, last = driver.Event(), driver.Event()
+        first.record(self.stream)
+        call()
+        last.record(self.stream)
+        events.append((name, first, last))
+
+    Launcher.__call__ = lambda self, unit, name, *a, **k: timed(  # type: ignore[method-assign]
+        self, name, lambda: launch(self, unit, name, *a, **k)
+    )
+    Launcher.fill = lambda self, *a: timed(self, "fill", lambda: fill(self, *a))  # type: ignore[method-assign]
+    try:
+        backend._queue_step()
+    finally:
+        Launcher.__call__, Launcher.fill = launch, fill  # type: ignore[method-assign]
+    backend.launcher.synchronise()
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for name, first, last in events:
+        sums[name][0] += last.time_since(first)
+        sums[name][1] += 1
+    ordered = sorted(sums.items(), key=lambda item: -item[1][0])
+    return {name: [round(ms, 3), count] for name, (ms, count) in ordered}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("experiments", nargs="+")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--profile", action="store_true")
+    arguments = parser.parse_args()
+    for name in arguments.experiments:
+        print(json.dumps(measure(name, arguments.steps, arguments.batch, arguments.profile)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
