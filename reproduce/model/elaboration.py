@@ -66,12 +66,12 @@ class _Elaboration:
         nodes["tokens"] = Node(
             name="tokens",
             operation="tokens",
-            title="the tokens",
+            title="tokens",
             span=self.model.name.span,
             outputs={"y": ("B", "T")},
             values={"vocab": self.builder.vocab},
         )
-        self.names["tokens"] = Tensor(Port("tokens", "y"), ("B", "T"), "the tokens")
+        self.names["tokens"] = Tensor(Port("tokens", "y"), ("B", "T"), "tokens")
         self.block(self.model.body)
         logits = self.names.get(RESULT)
         if not isinstance(logits, Tensor):
