@@ -6,6 +6,7 @@ at overlapping times get disjoint places; others may share. What lasts through t
 sets, the copy that is saved) lives from the first to the last time.
 """
 
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -237,22 +238,27 @@ def make_plan(
 
 
 def _place(storages: list[_Storage]) -> int:
-    """Give each storage an offset: the largest first, each at the lowest place free during its life."""
+    """Give each storage an offset: the longest-lived first, then the largest, each at the lowest place free then."""
     placed: list[_Storage] = []
-    total = 0
+    floor = 0  # below it stand those that live throughout, side by side
+    end = max(s.last for s in storages)
     distinct = list(dict.fromkeys(storages))
-    for storage in sorted(distinct, key=lambda s: (-(s.last - s.first), -s.size)):
+    lasting = [s for s in distinct if (s.first, s.last) == (0, end)]
+    for storage in sorted(lasting, key=lambda s: -s.size):
+        storage.offset = floor
+        floor += -(-storage.size // ALIGNMENT) * ALIGNMENT
+    total = floor
+    passing = [s for s in distinct if (s.first, s.last) != (0, end)]
+    for storage in sorted(passing, key=lambda s: (-(s.last - s.first), -s.size)):
         size = -(-storage.size // ALIGNMENT) * ALIGNMENT
-        neighbours = sorted(
-            (p for p in placed if p.first <= storage.last and storage.first <= p.last),
-            key=lambda p: p.offset,
-        )
-        offset = 0
-        for other in neighbours:
+        offset = floor
+        for other in placed:  # in order of their offsets
+            if other.last < storage.first or storage.last < other.first:
+                continue
             if offset + size <= other.offset:
                 break
             offset = max(offset, other.offset + -(-other.size // ALIGNMENT) * ALIGNMENT)
         storage.offset = offset
         total = max(total, offset + size)
-        placed.append(storage)
+        insort(placed, storage, key=lambda s: s.offset)
     return total

@@ -29,7 +29,7 @@ class ModelSpec(Section):
     context: PositiveInt = Field(description="positions the model sees at once")
     d_model: PositiveInt = Field(description="width of the residual stream")
     heads: PositiveInt = Field(description="attention heads; must divide d_model")
-    layers: Annotated[int, Field(ge=1, le=4096)] = Field(description="number of blocks")
+    layers: Annotated[int, Field(ge=1, le=256)] = Field(description="number of blocks")
     hidden: PositiveInt = Field(description="width inside the MLP")
     activation: Literal["gelu", "relu"] = Field(description="MLP activation; gelu is the tanh form")
     dropout: Probability = Field(description="on embeddings, attention weights and both residual branches")

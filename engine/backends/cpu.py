@@ -192,10 +192,14 @@ class CpuBackend:
         if self._derived_are_stale:
             for operation in self.program.operations:
                 operation.prepare(frame)
-            self._derived_are_stale = False
+            # What came from a NaN is garbage: whoever goes on regardless must meet the flag again.
+            self._derived_are_stale = bool(self.flags.any())
 
     def run_shards(self, step: int, ids: Words, targets: Words) -> tuple[int, int]:
-        """Gradients of a whole batch: (set that holds them, loss total in units of 2**-30 nats)."""
+        """Gradients of a whole batch: (set that holds them, loss total in units of 2**-30 nats).
+
+        Stops at a number that is not finite and leaves only the flag of the operation that met it first.
+        """
         rows = self.plan.sizes.batch
         frame = self.frame(rows, ids.shape[1])
         self.prepare(frame)
@@ -212,18 +216,29 @@ class CpuBackend:
             self.gradients[frame.set][:] = 0
             frame.forward()
             total += self._loss_total(frame)
+            if self._stop_at_first(np.flatnonzero(self.flags)):
+                break
             frame.backward()
+            if self._stop_at_first(np.flatnonzero(self.flags)[::-1]):
+                break
             level, current = 0, frame.set
             while tree and tree[-1][0] == level:
                 current = self._join(tree.pop()[1], current, free)
                 level += 1
             tree.append((level, current))
+        frame.training = False
+        if self.flags.any():
+            return frame.set, total
         while len(tree) > 1:
             _, right = tree.pop()
             level, left = tree.pop()
             tree.append((level, self._join(left, right, free)))
-        frame.training = False
         return tree[0][1], total
+
+    def _stop_at_first(self, flagged: Longs) -> bool:
+        """Whether any operation set its flag; of those, in order of time, only the first one's is left."""
+        self.flags[flagged[1:]] = 0
+        return len(flagged) > 0
 
     def _join(self, left: int, right: int, free: list[int]) -> int:
         a, b = self.gradients[left], self.gradients[right]

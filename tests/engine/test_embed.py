@@ -22,6 +22,7 @@ def bench_of(shape: tuple[int, ...], probability: float, threads: int = 1) -> Be
         inputs={"ids": "ids"},
         outputs={"y": "y"},
         parameters={"token": "token", "position": "position"},
+        vocab=vocab,
         width=width,
         probability=probability,
         site=0,
