@@ -53,7 +53,7 @@ def write_attestation(store: Store, attestation: Attestation) -> str:
         data = canonical.dumps(statement(attestation))
         name = hash_bytes(data)
         try:
-            _parse(data, attestation.record, "attestation")
+            loads(data, attestation.record, "attestation")
         except Corrupt as error:
             raise InvalidInput(f"this attestation could not be read again: {error}") from error
         store.write_file(_folder(store, attestation.record) / (name + _SUFFIX), data)
@@ -71,9 +71,7 @@ def read_attestations(store: Store, record: str) -> dict[str, Attestation]:
         if not file.endswith(_SUFFIX) or not is_hash(name):
             raise Corrupt(f"{what}: not named by a hash")
         data = durable.read_whole(folder / file, canonical.MAX_BYTES, what)
-        if hash_bytes(data) != name:
-            raise Corrupt(f"{what}: content has hash {hash_bytes(data)}")
-        found[name] = _parse(data, record, what)
+        found[name] = loads_named(data, name, record, what)
     return found
 
 
@@ -93,7 +91,15 @@ def statement(attestation: Attestation) -> dict[str, JSON]:
     }
 
 
-def _parse(data: bytes, record: str, what: str) -> Attestation:
+def loads_named(data: bytes, name: str, record: str, what: str) -> Attestation:
+    """`loads`, but Corrupt also unless `name` is the hash of `data`."""
+    if hash_bytes(data) != name:
+        raise Corrupt(f"{what}: content has hash {hash_bytes(data)}")
+    return loads(data, record, what)
+
+
+def loads(data: bytes, record: str, what: str) -> Attestation:
+    """The attestation to `record` whose canonical bytes are `data`. Corrupt, naming `what`."""
     value = canonical.loads(data, what)
     if not isinstance(value, dict) or set(value) != _FIELDS:
         raise Corrupt(f"{what}: not an in-toto statement with the fields {sorted(_FIELDS)}")

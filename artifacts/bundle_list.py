@@ -13,25 +13,43 @@ from artifacts.store import Store
 
 def write_bundle_list(store: Store, path: Path, kind: str, bundles: Mapping[int, str]) -> None:
     """Replaces the list at `path` atomically."""
-    entries: list[JSON] = [{"bundle": bundles[step], "step": step} for step in sorted(bundles)]
-    store.write_file(path, seal(make_document(kind, {"bundles": entries})))
+    store.write_file(path, seal(list_document(kind, bundles)))
 
 
 def read_bundle_list(path: Path, kind: str, what: str) -> dict[int, str]:
     """The bundles of a list by step, ascending. Missing or Corrupt, naming `what`."""
-    entries = open_document(read_sealed(path, what), kind, {"bundles"}, what)["bundles"]
+    return open_bundle_list(read_sealed(path, what), kind, f"{what}: {path}")
+
+
+def list_document(kind: str, bundles: Mapping[int, str]) -> JSON:
+    """The document of a list."""
+    return make_document(kind, {"bundles": list_entries(bundles)})
+
+
+def list_entries(bundles: Mapping[int, str]) -> list[JSON]:
+    """The entries of a list, ascending by step."""
+    return [{"bundle": bundles[step], "step": step} for step in sorted(bundles)]
+
+
+def open_bundle_list(document: JSON, kind: str, what: str) -> dict[int, str]:
+    """The inverse of `list_document`. Corrupt, naming `what`."""
+    return read_entries(open_document(document, kind, {"bundles"}, what)["bundles"], what)
+
+
+def read_entries(entries: JSON, what: str) -> dict[int, str]:
+    """The inverse of `list_entries`. Corrupt, naming `what`."""
     if not isinstance(entries, list):
-        raise Corrupt(f"{what}: {path} has no list of bundles")
+        raise Corrupt(f"{what} has no list of bundles")
     bundles: dict[int, str] = {}
     for entry in entries:
         if not isinstance(entry, dict) or set(entry) != {"bundle", "step"}:
-            raise Corrupt(f"{what}: {path} has an entry that is not a step and a bundle")
+            raise Corrupt(f"{what} has an entry that is not a step and a bundle")
         step, bundle = entry["step"], entry["bundle"]
         if not _is_step(step) or not isinstance(bundle, str) or not is_hash(bundle):
-            raise Corrupt(f"{what}: {path} has an entry that is not a step and a bundle")
+            raise Corrupt(f"{what} has an entry that is not a step and a bundle")
         assert isinstance(step, int)
         if bundles and step <= next(reversed(bundles)):
-            raise Corrupt(f"{what}: {path} is not sorted by step, each once")
+            raise Corrupt(f"{what} is not sorted by step, each once")
         bundles[step] = bundle
     return bundles
 

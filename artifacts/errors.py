@@ -26,6 +26,10 @@ class ReadOnly(InvalidInput):
     """A write was asked of a store opened read-only or lying in a folder that cannot be written."""
 
 
+class RemoteFailed(ArtifactError):
+    """A place that a URL names cannot be reached, read or written. What was moved before stays."""
+
+
 class RunLocked(InvalidInput):
     """Another process is writing this run."""
 

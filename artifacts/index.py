@@ -9,9 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from artifacts import filesystem
-from artifacts.bundle_list import merge_bundles, read_bundle_list, write_bundle_list
+from artifacts.bundle_list import (
+    list_document,
+    merge_bundles,
+    open_bundle_list,
+    read_bundle_list,
+    write_bundle_list,
+)
 from artifacts.errors import Corrupt
 from artifacts.hashing import is_hash
+from artifacts.sealed import seal, unseal
 from artifacts.store import Store
 
 _FORMAT = "samebits record index"
@@ -29,6 +36,16 @@ def records(store: Store) -> list[str]:
 def bundles(store: Store, record: str) -> dict[int, str]:
     """The bundles listed for a record, by step."""
     return read_bundle_list(_folder(store) / record, _FORMAT, f"index of record {record}")
+
+
+def dumps(listed: Mapping[int, str]) -> bytes:
+    """The bytes of the index file of a record."""
+    return seal(list_document(_FORMAT, listed))
+
+
+def loads(data: bytes, what: str) -> dict[int, str]:
+    """The bundles listed in an index file with the bytes `data`. Corrupt, naming `what`."""
+    return open_bundle_list(unseal(data, what), _FORMAT, what)
 
 
 def add(store: Store, record: str, listed: Mapping[int, str]) -> None:

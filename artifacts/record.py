@@ -14,7 +14,7 @@ from artifacts.hashing import hash_bytes, require_hash
 from artifacts.store import Store
 
 _FORMAT = "samebits record"
-_DIGEST_SIZE = 32
+DIGEST_SIZE = 32
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -75,17 +75,17 @@ def write_digests(store: Store, digests: Sequence[bytes]) -> str:
     """Stores the digests of all steps, 32 bytes each in the order of the steps; returns the
     object's hash."""
     for step, digest in enumerate(digests):
-        if len(digest) != _DIGEST_SIZE:
-            raise InvalidInput(f"digest of step {step} has {len(digest)} bytes, not {_DIGEST_SIZE}")
+        if len(digest) != DIGEST_SIZE:
+            raise InvalidInput(f"digest of step {step} has {len(digest)} bytes, not {DIGEST_SIZE}")
     return store.put(b"".join(digests))
 
 
 def read_digests(store: Store, record: Record) -> list[bytes]:
     """The digests of all steps of a record; Corrupt if there are more or fewer than steps."""
     data = store.get(record.digests)
-    if len(data) != _DIGEST_SIZE * record.steps:
+    if len(data) != DIGEST_SIZE * record.steps:
         raise Corrupt(f"object {record.digests}: {len(data)} bytes, expected the digests of {record.steps} steps")
-    return [data[at : at + _DIGEST_SIZE] for at in range(0, len(data), _DIGEST_SIZE)]
+    return [data[at : at + DIGEST_SIZE] for at in range(0, len(data), DIGEST_SIZE)]
 
 
 def dumps(record: Record) -> bytes:

@@ -15,6 +15,9 @@ from artifacts.hashing import hash_bytes
 
 _SEAL_SIZE = 65
 
+MAX_BYTES = canonical.MAX_BYTES + _SEAL_SIZE
+"""Largest sealed file, in bytes."""
+
 
 def seal(value: JSON) -> bytes:
     """The bytes of a sealed file."""
@@ -24,8 +27,12 @@ def seal(value: JSON) -> bytes:
 
 def read_sealed(path: Path, what: str) -> JSON:
     """The value of a sealed file. Missing or Corrupt, naming `what`."""
-    data = durable.read_whole(path, canonical.MAX_BYTES + _SEAL_SIZE, what)
+    return unseal(durable.read_whole(path, MAX_BYTES, what), f"{what}: {path}")
+
+
+def unseal(data: bytes, what: str) -> JSON:
+    """The value of a sealed file with the bytes `data`. Corrupt, naming `what`."""
     document = data[_SEAL_SIZE:]
     if data[:_SEAL_SIZE] != hash_bytes(document).encode("ascii") + b"\n":
-        raise Corrupt(f"{what}: {path} does not match the hash in its first line")
+        raise Corrupt(f"{what} does not match the hash in its first line")
     return canonical.loads(document, what)

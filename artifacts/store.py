@@ -94,13 +94,20 @@ class Store:
         if len(view) > encoding.MAX_CONTENT:
             raise InvalidInput(f"an object of {len(view)} bytes, at most {encoding.MAX_CONTENT}")
         name = hash_bytes(view)
-        if not self._holds_whole(name):
-            path = self.object_path(name)
-            durable.make_directories(path.parent)
-            parts = encoding.encode(view, width, self.level)
-            durable.write_whole(path, parts, self.path / "tmp", _OBJECT_MODE)
-            self._checked.add(name)
+        if not self.holds_whole(name):
+            self._write(name, encoding.encode(view, width, self.level))
         return name
+
+    def adopt_object(self, name: str, file: bytes, length: int) -> None:
+        """`write_object` of an object file that was made elsewhere, verified first.
+
+        Corrupt unless `file` holds the object `name`, of at most `length` bytes.
+        """
+        self.require_writable()
+        content = encoding.decode(file, length, f"object {name}")
+        self._check_hash(name, hash_bytes(content))
+        if not self.holds_whole(name):
+            self._write(name, [file])
 
     def sync_objects(self, names: Iterable[str]) -> None:
         """Makes the folder entries of objects durable, also of those that another process has just
@@ -188,6 +195,12 @@ class Store:
             path = self.object_path(name)
             raise Corrupt(f"object {name}: content has hash {found} ({path})")
 
+    def _write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
+        path = self.object_path(name)
+        durable.make_directories(path.parent)
+        durable.write_whole(path, parts, self.path / "tmp", _OBJECT_MODE)
+        self._checked.add(name)
+
     def _sync_folders(self, folders: Iterable[Path]) -> None:
         # Folders that were there already are synced too: the process that made them may not have
         # come to it yet.
@@ -195,7 +208,8 @@ class Store:
             with durable.write_errors(folder):
                 filesystem.sync_directory(folder)
 
-    def _holds_whole(self, name: str) -> bool:
+    def holds_whole(self, name: str) -> bool:
+        """Whether object `name` is there and its content matches; read at most once."""
         if not self.has(name):
             return False
         if name in self._checked:

@@ -7,7 +7,17 @@ import os
 import numpy as np
 import pytest
 
-from artifacts import Store, filesystem
+from artifacts import (
+    Attestation,
+    Record,
+    Store,
+    filesystem,
+    save_bundle,
+    sources_digest,
+    write_attestation,
+    write_digests,
+    write_record,
+)
 
 
 @pytest.fixture
@@ -183,3 +193,44 @@ def medium(monkeypatch):
 @pytest.fixture
 def lay_out():
     return Medium.lay_out
+
+
+@pytest.fixture
+def committed(store, tensors):
+    """A store with a record of two steps, a bundle in between and two attestations; the record's hash."""
+    bundles = {step: save_bundle(store, {**tensors, "step": np.array(step)}, {"step": step}) for step in (0, 1, 2)}
+    record = write_record(
+        store,
+        Record(
+            pipeline="a" * 64,
+            lock={},
+            configuration={"train": {"steps": 2}},
+            specification="b" * 64,
+            dataset="c" * 64,
+            tokenizer="d" * 64,
+            tier="portable",
+            first_bundle=bundles[0],
+            final_bundle=bundles[2],
+            steps=2,
+            digests=write_digests(store, [b"\x01" * 32, b"\x02" * 32]),
+            results={"validation_loss": 2.0},
+            sources={},
+            sources_digest=sources_digest({}),
+            hardware=None,
+            tolerance=None,
+        ),
+        {1: bundles[1]},
+    )
+    for verdict in ("bit-exact", "differs"):
+        write_attestation(
+            store,
+            Attestation(
+                record=record,
+                activity="verified",
+                verdict={"verdict": verdict},
+                environment={"cpu": "X"},
+                started="2026-01-01T00:00:00Z",
+                finished="2026-01-01T00:01:00Z",
+            ),
+        )
+    return record
