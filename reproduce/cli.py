@@ -10,17 +10,10 @@ from typing import Any
 import click
 
 from reproduce.configuration import Configuration, load_configuration
+from reproduce.plan_commands import COMMANDS
 from reproduce.project import Project
 
 UNEXPECTED = 70
-OVERRIDES = click.option(
-    "-S",
-    "--set-param",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a parameter, as in DVC: -S train.batch=64.",
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -144,24 +137,6 @@ def _train(bundle: str | None) -> None:
 
 
 @cli.command()
-@click.argument("experiment", required=False)
-@OVERRIDES
-@click.option("--budget", metavar="SIZE", help="Refuse (exit 5) if more memory is needed: 4GiB, 512MiB.")
-def plan(experiment: str | None, overrides: Sequence[str], budget: str | None) -> None:
-    """Memory, disk and work of EXPERIMENT, by default the current one."""
-    from reproduce import planning
-    from reproduce.experiments import experiment_path
-
-    limit = None if budget is None else planning.parse_size(budget)
-    project = Project.find()
-    path = project.params if experiment is None else experiment_path(project, experiment)
-    configuration = load_configuration(path, overrides)
-    found = planning.estimate(configuration, configuration.run.thread_count())
-    click.echo(planning.table(found))
-    planning.require_memory(found, limit)
-
-
-@cli.command()
 def commit() -> None:
     """Write the record of the finished run (the stage `commit` of the pipeline)."""
     from reproduce.committing import commit as write
@@ -245,3 +220,7 @@ def gc(dry_run: bool, keep_last: int | None, keep_every: int | None) -> None:
     project, configuration = _load()
     for line in gc_lines(project.store(configuration.run), dry_run, keep_last, keep_every):
         click.echo(line)
+
+
+for command in COMMANDS:
+    cli.add_command(command)

@@ -48,23 +48,25 @@ def plan(
     measure: bool,
 ) -> int:
     """Memory, disk and work of EXPERIMENT, by default the current one."""
-    from reproduce import outputs, planning
-    from reproduce.devices import find_device
+    from reproduce import outputs
     from reproduce.model.code import graph_of
     from reproduce.model.drawing import draw
-    from reproduce.plan_display import console_for, show_fits, show_refusal, show_report
-    from reproduce.plan_report import limit_of, refusal, report
+    from reproduce.planning.devices import find_device
+    from reproduce.planning.display import console_for, show_fits, show_refusal, show_report
+    from reproduce.planning.rates import measure as measure_rate
+    from reproduce.planning.rates import read_rate
+    from reproduce.planning.remedies import apply_remedy, choose, find_remedies
+    from reproduce.planning.report import limit_of, refusal, refuse_early, report
+    from reproduce.planning.sizes import parse_size
     from reproduce.project import Project
-    from reproduce.rates import measure as measure_rate
-    from reproduce.rates import read_rate
-    from reproduce.remedies import apply_remedy, choose, find_remedies
 
     if fix and model_file is None:
         raise click.UsageError("--fix mends a model's file: name it with --model FILE")
     project = Project.find()
     path, configuration = _planned(project, experiment, overrides, model_file, fix)
     device = find_device(device_name or configuration.run.device)
-    limit = limit_of(device, None if budget is None else planning.parse_size(budget))
+    limit = limit_of(device, None if budget is None else parse_size(budget))
+    refuse_early(configuration, limit)
     found = report(configuration, device)
     if graph_file is not None:
         outputs.write_text(graph_file, draw(graph_of(configuration.model)))

@@ -7,10 +7,13 @@ import numpy as np
 
 from artifacts import load_bundle, read_folder, sources_digest, write_folder
 from data_pipeline import fetch, open_dataset, prepare
-from reproduce import outputs, planning
+from reproduce import outputs
 from reproduce.committing import commit
 from reproduce.configuration import Configuration
 from reproduce.display import say
+from reproduce.planning.devices import find_device
+from reproduce.planning.report import portable_summary, require_memory
+from reproduce.planning.sizes import size
 from reproduce.project import Project
 from reproduce.training import Finished, train
 from reproduce.workbench import check_dataset, open_workbench
@@ -37,23 +40,12 @@ def prepare_stage(project: Project, configuration: Configuration) -> None:
 def plan_stage(project: Project, configuration: Configuration) -> None:
     """Refuses what does not fit the data or this machine; what is written is the same on every machine."""
     check_dataset(configuration, open_dataset(project.dataset))
-    planning.require_memory(
-        planning.estimate(configuration, configuration.run.thread_count()), budget=None
+    found = require_memory(configuration, find_device(configuration.run.device))
+    outputs.write_json(project.outputs / "plan.json", portable_summary(configuration))
+    say(
+        f"{found.parameter_count:,} parameters; {size(found.peak)} of memory; {found.work.steps:,} steps of "
+        f"{found.work.tokens:,} tokens. `reproduce plan` itemises this"
     )
-    found = planning.estimate(configuration, threads=1)
-    outputs.write_json(
-        project.outputs / "plan.json",
-        {
-            "bundle_bytes": found.bundle,
-            "memory_bytes": found.memory,
-            "memory_bytes_by_category": found.by_category,
-            "operations": found.operations,
-            "parameters": found.parameters,
-            "threads": 1,
-            "tokens": found.tokens,
-        },
-    )
-    say(planning.table(found))
 
 
 def train_stage(project: Project, configuration: Configuration, start: str | None = None) -> None:

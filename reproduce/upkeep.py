@@ -3,7 +3,7 @@
 from artifacts import Store
 from artifacts.fsck import fsck
 from artifacts.gc import gc
-from reproduce.planning import size
+from reproduce.planning.sizes import size
 
 
 def fsck_lines(store: Store, part: float) -> tuple[list[str], int]:

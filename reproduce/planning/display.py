@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reproduce.plan_items import TITLES, Item
-from reproduce.plan_report import Limit, Report
-from reproduce.planning import size
-from reproduce.rates import Rate
-from reproduce.remedies import Remedy
+from reproduce.planning.items import TITLES, Item
+from reproduce.planning.rates import Rate
+from reproduce.planning.remedies import Remedy
+from reproduce.planning.report import Limit, Report
+from reproduce.planning.sizes import size
 
 _PLAIN_WIDTH = 118
 # Categories whose items are shown one by one, and how many of them.

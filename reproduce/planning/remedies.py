@@ -14,9 +14,9 @@ from typing import Any
 from engine.errors import EngineError
 from reproduce.configuration import Configuration, check, read_text
 from reproduce.configuration_file import rewrite
-from reproduce.devices import Device
 from reproduce.errors import ConfigurationError, ReproduceError
-from reproduce.plan_report import Limit, plan_for
+from reproduce.planning.devices import Device
+from reproduce.planning.report import Limit, plan_for
 
 Changes = Mapping[tuple[str, ...], int | str]
 

@@ -50,13 +50,19 @@ class Device:
 
 
 def find_device(name: str) -> Device:
-    """The device of that name, `cpu` being this machine. Raises ReproduceError naming those there are."""
+    """The device of that name: `cpu` is this machine, `cuda` its card. Raises ReproduceError naming those there are,
+    and DeviceUnavailable if there is no card."""
     if name == "cpu":
         return Device("cpu", "cpu", psutil.virtual_memory().available, "this machine has free")
+    if name == "cuda":
+        from engine.backends.cuda.card import Card
+
+        card = Card()
+        return Device("cuda", "cuda", card.free_memory(), f"{card.name} has free")
     key = name.lower().replace(" ", "").replace("_", "")
     if key not in CARDS:
         close = difflib.get_close_matches(key[:40], CARDS, 1)
-        hint = f"did you mean {close[0]}?" if close else f"expected cpu or one of {', '.join(CARDS)}"
+        hint = f"did you mean {close[0]}?" if close else f"expected cpu, cuda or one of {', '.join(CARDS)}"
         raise ReproduceError(f"--device: there is no {name[:40]!r} in the list of devices: {hint}")
     title, gibibytes = CARDS[key]
     return Device(key, "cuda", gibibytes * _GIB, f"an {title} has")

@@ -7,16 +7,19 @@ from typing import Any
 from engine.plan import Plan, make_plan
 from engine.program import Program, build_program
 from reproduce.configuration import Configuration
-from reproduce.devices import Device
 from reproduce.errors import PlanRefused, ReproduceError
 from reproduce.model.code import graph_of
-from reproduce.plan_items import TITLES, Memory, ParameterItem, memory_of, parameters_of
-from reproduce.planning import size
+from reproduce.planning.devices import Device
+from reproduce.planning.items import TITLES, Memory, ParameterItem, memory_of, parameters_of
+from reproduce.planning.sizes import size
+from reproduce.planning.work import Work, work_of
 from reproduce.state import hash_of
-from reproduce.work import Work, work_of
 
-MOST_LAYERS = 512
+MOST_LAYERS = 128
 """Deeper models are not planned: every buffer of every layer gets its place, which takes ever longer."""
+
+_LASTING = 4 * (1 + 2 + 1)  # bytes for each parameter, at the least: weights, moments, gradients
+_DEEP = 32  # layers from which planning takes seconds
 
 _STATE_BYTES = 12  # of a bundle for each parameter: weight, m and v in fp32
 _HISTORY_BYTES = 36  # of a bundle for each step done: loss and digest
@@ -116,6 +119,20 @@ def report(configuration: Configuration, device: Device) -> Report:
     )
 
 
+def refuse_early(configuration: Configuration, limit: "Limit") -> None:
+    """Raises PlanRefused, without planning, if the parameters of a deep model exceed the limit by themselves."""
+    if configuration.model.layers < _DEEP:
+        return
+    parameters = parameters_of(build_program(configuration.model))
+    count = sum(item.elements for item in parameters)
+    needed = _LASTING * count
+    if needed > limit.bytes:
+        raise PlanRefused(
+            f"the plan needs {size(needed)} of memory for {count:,} parameters, their gradients and optimizer state "
+            f"alone, {limit.what} {size(limit.bytes)}: use a smaller model"
+        )
+
+
 def plan_for(configuration: Configuration, device: Device) -> tuple[Program, Plan]:
     """The engine's plan as the backend of that device executes it."""
     model, train, tier = configuration.model, configuration.train, configuration.tier
@@ -162,6 +179,33 @@ def refusal(found: Report, limit: Limit) -> PlanRefused | None:
         f"the plan needs {size(found.peak)} of memory, {limit.what} {size(limit.bytes)}. "
         f"Largest item: {describe_largest(found)}"
     )
+
+
+def require_memory(configuration: Configuration, device: Device) -> Report:
+    """The report of a configuration that fits the device. Raises PlanRefused for one that does not."""
+    limit = limit_of(device, None)
+    refuse_early(configuration, limit)
+    found = report(configuration, device)
+    if problem := refusal(found, limit):
+        raise PlanRefused(f"{problem}. `reproduce plan` lists what would make it fit")
+    return found
+
+
+def portable_summary(configuration: Configuration) -> dict[str, Any]:
+    """What a plan comes to, the same on every machine: for the CPU, with one thread and nothing recomputed."""
+    one_thread = configuration.run.model_copy(update={"threads": 1})
+    cpu = Device("cpu", "cpu", 0, "")
+    found = report(configuration.model_copy(update={"run": one_thread}), cpu)
+    return {
+        "bundle_bytes": found.disk.largest,
+        "initial_loss": found.initial_loss,
+        "memory_bytes": found.peak,
+        "memory_bytes_by_category": found.memory.by_category(),
+        "operations": found.work.operations * found.work.steps,
+        "parameters": found.parameter_count,
+        "threads": 1,
+        "tokens": found.work.tokens * found.work.steps,
+    }
 
 
 def describe_largest(found: Report) -> str:

@@ -149,7 +149,8 @@ def _kind(name: str) -> str:
 
 
 def _moment(program: Program, time: int) -> str:
-    count = len(program.operations)
-    if time < count:
-        return f"forward {program.operations[time].name}"
-    return f"backward {program.backward[time - count].operation.name}"
+    names = [f"forward {operation.name}" for operation in program.operations]
+    for step in program.backward:
+        names += [f"forward {operation.name} again" for operation in step.again]
+        names.append(f"backward {step.operation.name}")
+    return names[time]

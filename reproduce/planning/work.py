@@ -31,27 +31,33 @@ def work_of(program: Program, train: TrainSpec) -> Work:
     """The work of training, whatever the number of shards and threads."""
     sizes = Sizes(batch=train.batch, context=program.spec.context, threads=1)
     optimizer = 7 * 4 * sum(prod(p.shape) for p in program.parameters)  # reads w, m, v, g; writes w, m, v
+    again = [operation for step in program.backward for operation in step.again]
     return Work(
         tokens=train.batch * program.spec.context,
-        operations=sum(_operations(operation, sizes) for operation in program.operations),
-        bytes=sum(_bytes(program, operation, sizes) for operation in program.operations) + optimizer,
+        operations=sum(sum(_operations(o, sizes)) for o in program.operations)
+        + sum(_operations(o, sizes)[0] for o in again),
+        bytes=sum(sum(_bytes(program, o, sizes)) for o in program.operations)
+        + sum(_bytes(program, o, sizes)[0] for o in again)
+        + optimizer,
         steps=train.steps,
     )
 
 
-def _operations(operation: Operation, sizes: Sizes) -> int:
+def _operations(operation: Operation, sizes: Sizes) -> tuple[int, int]:
+    """Of the forward pass and of the backward pass."""
     if isinstance(operation, Linear):
-        # One product forward; backward one for the input's gradient and one for the weight's.
-        return 3 * 2 * sizes.batch * sizes.context * operation.deep * operation.wide
+        product = 2 * sizes.batch * sizes.context * operation.deep * operation.wide
+        return product, 2 * product  # the input's gradient and the weight's
     if isinstance(operation, Attention):
         pairs = sizes.batch * operation.heads * sizes.context * (sizes.context + 1) // 2
-        # Forward scores and sums; backward weights, v, q and k, and scores again where they are not stored.
-        products = 6 if operation.stored else 7
-        return products * 2 * pairs * operation.width
-    return 0
+        product = 2 * pairs * operation.width
+        # Scores and sums; gradients of weights, v, q and k, and scores again where they are not stored.
+        return 2 * product, (4 if operation.stored else 5) * product
+    return 0, 0
 
 
-def _bytes(program: Program, operation: Operation, sizes: Sizes) -> int:
+def _bytes(program: Program, operation: Operation, sizes: Sizes) -> tuple[int, int]:
+    """Of the forward pass and of the backward pass."""
     tensors = {**operation.inputs, **operation.outputs}
     size = {
         role: prod(program.tensors[name].at(sizes)) * np.dtype(program.tensors[name].dtype).itemsize
@@ -63,4 +69,4 @@ def _bytes(program: Program, operation: Operation, sizes: Sizes) -> int:
     kept = sum(size[role] for role in tensors if role in operation.kept)
     gradients = sum(size[role] for role in tensors if role not in operation.constant)
     # Backward reads parameters, and adds to their gradients.
-    return forward + kept + gradients + 3 * parameters
+    return forward, kept + gradients + 3 * parameters

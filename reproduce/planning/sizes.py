@@ -1,0 +1,27 @@
+"""Bytes for people and from people."""
+
+from reproduce.errors import ReproduceError
+
+_UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+_LARGEST = 2**63 - 1
+_DIGITS = 19
+
+
+def size(value: int) -> str:
+    """`1.5 GiB`."""
+    for unit, factor in _UNITS.items():
+        if value >= factor > 1:
+            return f"{value / factor:,.1f} {unit}"
+    return f"{value} B"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `4GiB`, `1.5 GiB`, `512MiB` or `1000000`. Raises ReproduceError for anything else."""
+    unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
+    whole, point, part = text.removesuffix(unit).strip().partition(".")
+    digits = whole + part
+    if digits.isascii() and digits.isdecimal() and whole and bool(point) == bool(part) and len(digits) <= _DIGITS:
+        value: int = int(digits) * _UNITS.get(unit, 1) // int(10 ** len(part))
+        if value <= _LARGEST:
+            return value
+    raise ReproduceError(f"expected a size such as 4GiB, 512MiB or 1000000, found {text[:40]!r}")
