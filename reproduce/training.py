@@ -19,7 +19,7 @@ from reproduce.project import Project
 from reproduce.signals import Signals
 from reproduce.state import Identity
 from reproduce.waiting import open_run_patiently
-from reproduce.workbench import Workbench, check_dataset, identity_of, workbench_over
+from reproduce.workbench import Stopped, Workbench, check_dataset, identity_of, workbench_over
 
 GO_ON = "Go on with `dvc repro` or `reproduce resume`"
 
@@ -189,7 +189,7 @@ class _Training:
         steps = self.configuration.train.steps
         while True:
             step = self.trainer.step
-            if self.signals.stop is None:
+            with contextlib.suppress(Stopped):
                 self._observe()
             stop = self.signals.stop
             every = self.configuration.run.save_every_steps
@@ -210,20 +210,24 @@ class _Training:
             self.display.step(result.step, float(result.loss))
 
     def _observe(self) -> None:
+        """Evaluates and samples where due and not done yet; gives up with Stopped when asked to stop."""
         step = self.trainer.step
         key = str(step)
         before = len(self.lineage.validation), len(self.lineage.samples)
         if validation_due(self.configuration, step) and key not in self.lineage.validation:
-            loss = self.workbench.evaluate()
+            loss = self.workbench.evaluate(self._stopped)
             self.lineage.validation[key] = loss
             self.display.note(f"step {step}: validation loss {loss:.4f}")
         if sample_due(self.configuration, step) and key not in self.lineage.samples:
-            text = self.workbench.sample(self.configuration.sampling)
+            text = self.workbench.sample(self.configuration.sampling, self._stopped)
             self.lineage.samples[key] = text
             self.display.note(f"step {step}: sample\n{_indented(text)}")
         # Before the bundle of this step, so that a run that goes on from it has them.
         if before != (len(self.lineage.validation), len(self.lineage.samples)):
             self.lineage.write(self.run_)
+
+    def _stopped(self) -> bool:
+        return self.signals.stop is not None
 
     def _save(self) -> None:
         step = self.trainer.step

@@ -1,17 +1,40 @@
 """A trainer with its data, ready to compute: what training, evaluation, sampling and verification share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts import Bundle
 from data_pipeline import Dataset, TextError, Tokenizer, TrainingOrder, ValidationWindows, open_dataset
+from engine.numerics.types import Words
 from engine.sampling import sample
 from engine.trainer import Trainer
 from reproduce.configuration import Configuration, SamplingSpec
 from reproduce.errors import ConfigurationError
 from reproduce.state import Identity
+
+
+class Stopped(Exception):
+    """An evaluation or a sample was given up because the process is to stop."""
+
+
+def never() -> bool:
+    return False
+
+
+class _Stoppable:
+    """Validation windows that raise Stopped once `stopped()`: an evaluation can take minutes."""
+
+    def __init__(self, windows: ValidationWindows, stopped: Callable[[], bool]) -> None:
+        self._windows = windows
+        self._stopped = stopped
+        self.count = windows.count
+
+    def fill(self, first: int, inputs: Words, targets: Words) -> None:
+        if self._stopped():
+            raise Stopped
+        self._windows.fill(first, inputs, targets)
 
 
 @dataclass(frozen=True)
@@ -32,13 +55,13 @@ class Workbench:
                 f"{what}: its state says step {step}, its history has {self.trainer.step} steps"
             )
 
-    def evaluate(self) -> float:
-        """Mean loss over the validation split in nats per token."""
+    def evaluate(self, stopped: Callable[[], bool] = never) -> float:
+        """Mean loss over the validation split in nats per token. Raises Stopped as soon as `stopped()`."""
         windows = ValidationWindows(self.dataset.validation, self.configuration.model.context)
-        return self.trainer.evaluate(windows)
+        return self.trainer.evaluate(_Stoppable(windows, stopped))
 
-    def sample(self, sampling: SamplingSpec) -> str:
-        """The prompt and what the model makes of it."""
+    def sample(self, sampling: SamplingSpec, stopped: Callable[[], bool] = never) -> str:
+        """The prompt and what the model makes of it. Raises Stopped as soon as `stopped()`."""
         tokenizer = self.dataset.tokenizer
         prompt = encode_prompt(tokenizer, sampling.prompt)
         drawn = sample(
@@ -51,8 +74,13 @@ class Workbench:
             top_k=sampling.top_k,
             seed=sampling.seed,
         )
+        tokens = list(prompt)
+        for token in drawn:
+            if stopped():
+                raise Stopped
+            tokens.append(token)
         # Tokens may end within a character, so all of them are decoded together.
-        return tokenizer.decode([*prompt, *drawn])
+        return tokenizer.decode(tokens)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
