@@ -4,9 +4,12 @@ It lies at the same place in every session, because Numba keeps compiled kernels
 only one session at a time has it.
 """
 
+import contextlib
 import hashlib
+import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +22,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from artifacts import Store, hash_bytes, list_runs
+from reproduce import cli
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = ("engine", "data_pipeline", "artifacts", "reproduce", "tools", "experiments", ".dvc")
@@ -58,6 +62,7 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.started: list[subprocess.Popen[bytes]] = []
 
     def write_params(self, changes: Mapping[str, Mapping[str, object]] | None = None) -> None:
         """params.yaml: tiny's with MICRO and `changes` over it."""
@@ -85,6 +90,14 @@ class Project:
     def reproduce(self, *words: str, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
         return self.run(sys.executable, "-m", "reproduce", *words, code=code, **more)
 
+    def call(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """`reproduce` within this process, which spares its start; the sources are those of the checkout."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.chdir(self.root), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            found = cli.main(words)
+        assert found == code, f"{words}: {found}\n{out.getvalue()}\n{err.getvalue()}"
+        return subprocess.CompletedProcess(words, found, out.getvalue(), err.getvalue())
+
     def dvc(self, *words: str, code: int | None = 0, **more: str) -> subprocess.CompletedProcess[str]:
         return self.run(sys.executable, "-m", "dvc", *words, code=code, **more)
 
@@ -95,9 +108,24 @@ class Project:
         """A command that goes on beside the test, with its own process group and its output in a file."""
         log = (self.root.parent / "log").open("wb")
         with log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 words, cwd=self.root, env=environment(), stdout=log, stderr=log, start_new_session=True
             )
+        self.started.append(process)
+        return process
+
+    def end_started(self) -> None:
+        """Whatever a failed test has left running."""
+        for process in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self.started.clear()
+
+    def clean(self) -> None:
+        """As after a clone."""
+        self.git("reset", "-q", "--hard", "sources")
+        self.git("clean", "-q", "-ffdx")
 
     def start_dvc(self, *words: str) -> subprocess.Popen[bytes]:
         return self.start(sys.executable, "-m", "dvc", *words)
@@ -168,21 +196,33 @@ def committed(place):
     project.git("init", "-q", "-b", "main")
     project.git("add", "-A")
     project.git("commit", "-q", "-m", "sources")
+    project.git("tag", "sources")
     return project
 
 
 @pytest.fixture
 def project(committed):
     """The committed project, as clean as a clone."""
-    committed.git("reset", "-q", "--hard", "main")
-    committed.git("clean", "-q", "-ffdx")
-    return committed
+    committed.clean()
+    yield committed
+    committed.end_started()
 
 
-@pytest.fixture(scope="module")
-def prepared(committed):
-    """For tests that only look: the whole pipeline run once; they must leave it as it is."""
-    committed.git("reset", "-q", "--hard", "main")
-    committed.git("clean", "-q", "-ffdx")
+@pytest.fixture(scope="session")
+def finished(place, committed):
+    """A copy of the project with its pipeline run once."""
+    committed.clean()
     committed.dvc("repro")
-    return committed
+    copy = place / "finished"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(committed.root, copy, symlinks=True)
+    return copy
+
+
+@pytest.fixture
+def prepared(finished, committed):
+    """The project with its pipeline run once."""
+    shutil.rmtree(committed.root)
+    shutil.copytree(finished, committed.root, symlinks=True)
+    yield committed
+    committed.end_started()

@@ -33,8 +33,7 @@ def outputs(project):
 @pytest.fixture(scope="module")
 def left_alone(committed):
     """What a run without interruptions comes to."""
-    committed.git("reset", "-q", "--hard", "main")
-    committed.git("clean", "-q", "-ffdx")
+    committed.clean()
     committed.write_params(LONG)
     committed.dvc("repro")
     return outputs(committed)
@@ -56,10 +55,14 @@ def trainer_of(process):
     return None
 
 
-def wait_for_step(project, step, process):
+def wait_for_bundle(project, process, after=0):
+    """Waits until `process` has saved a bundle of a step above `after`; gives the trainer's process."""
     project.wait_until(
-        lambda: project.last_step() >= step or process.poll() is not None, f"step {step}"
+        lambda: project.last_step() > after or process.poll() is not None, f"a bundle after step {after}"
     )
+    trainer = trainer_of(process) or psutil.Process(process.pid)
+    assert trainer.cmdline()[-1] in ("train", "resume"), project.log
+    return trainer
 
 
 def test_several_interruptions_in_one_run(long_project, left_alone):
@@ -75,25 +78,21 @@ def test_several_interruptions_in_one_run(long_project, left_alone):
         ("reproduce", signal.SIGINT),
     ]
     choose.shuffle(ways)
-    interrupted = 0
-    for number, (way, how) in enumerate(ways):
-        process = project.start_dvc("repro") if way == "dvc" else project.start_reproduce("resume")
-        wait_for_step(project, 37 * number + choose.randrange(1, 37), process)
-        time.sleep(choose.random() / 20)
-        victim = trainer_of(process) if way == "dvc" else psutil.Process(process.pid)
-        assert victim is not None, project.log
+    for way, how in ways:
         before = project.last_step()
+        process = project.start_dvc("repro") if way == "dvc" else project.start_reproduce("resume")
+        victim = wait_for_bundle(project, process, max(before, 0))
+        time.sleep(choose.random() / 20)
         victim.send_signal(how)
         code = process.wait(60)
-        assert code != 0, project.log
-        interrupted += 1
-        if way == "reproduce":
+        if way == "dvc":
+            assert code != 0, project.log
+        else:
             assert code == (-how if how == signal.SIGKILL else 128 + how), project.log
         if how != signal.SIGKILL:
             assert "saved as bundle" in project.log
         assert project.status() == "interrupted"
-        assert before <= project.last_step() < STEPS
-    assert interrupted == len(ways)
+        assert before < project.last_step() < STEPS
     project.dvc("repro")
     assert outputs(project) == left_alone
 
@@ -102,9 +101,7 @@ def test_several_interruptions_in_one_run(long_project, left_alone):
 def test_when_dvc_dies_nothing_writes_beside_the_next_run(long_project, left_alone, how):
     project = long_project
     dvc = project.start_dvc("repro")
-    wait_for_step(project, 74, dvc)
-    orphan = trainer_of(dvc)
-    assert orphan is not None, project.log
+    orphan = wait_for_bundle(project, dvc)
     dvc.send_signal(how)
     dvc.wait(60)
     # At once, so that the next run finds the orphan still saving, if it is slow enough.
@@ -120,8 +117,7 @@ def test_a_signal_to_the_whole_group_saves_too(long_project):
     """Ctrl-C, a closing terminal, a batch system: DVC and the trainer get it both, which must not count as two."""
     project = long_project
     dvc = project.start_dvc("repro")
-    wait_for_step(project, 37, dvc)
-    orphan = trainer_of(dvc)
+    orphan = wait_for_bundle(project, dvc)
     os.killpg(dvc.pid, signal.SIGTERM)
     dvc.wait(60)
     project.wait_until(lambda: not orphan.is_running(), "the trainer's end")
@@ -132,7 +128,7 @@ def test_a_signal_to_the_whole_group_saves_too(long_project):
 def test_a_second_dvc_repro_beside_the_first_does_no_harm(long_project, left_alone):
     project = long_project
     first = project.start_dvc("repro")
-    wait_for_step(project, 37, first)
+    wait_for_bundle(project, first)
     second = project.dvc("repro", code=None)
     assert first.wait(300) == 0, project.log
     assert second.returncode == 0 or "ERROR" in second.stderr
@@ -144,7 +140,7 @@ def test_sigusr1_saves_and_goes_on(long_project):
     for stage in ("fetch", "prepare", "plan"):
         project.reproduce("stage", stage)
     process = project.start_reproduce("train")
-    wait_for_step(project, 37, process)
+    wait_for_bundle(project, process)
     process.send_signal(signal.SIGUSR1)
     assert process.wait(300) == 0, project.log
     (run,) = list_runs(project.store())
@@ -158,71 +154,13 @@ def test_a_second_sigterm_ends_at_once_and_leaves_the_store_whole(long_project, 
     for stage in ("fetch", "prepare", "plan"):
         project.reproduce("stage", stage)
     process = project.start_reproduce("train")
-    wait_for_step(project, 37, process)
+    wait_for_bundle(project, process)
     while process.poll() is None:
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM
     assert "0 missing, 0 corrupt" in project.reproduce("fsck").stdout
     project.dvc("repro")
     assert outputs(project) == left_alone
-
-
-class TestRefusals:
-    """What must not go on without a word."""
-
-    @pytest.fixture(scope="class")
-    def trained(self, committed):
-        committed.git("reset", "-q", "--hard", "main")
-        committed.git("clean", "-q", "-ffdx")
-        committed.dvc("repro")
-        return committed
-
-    def bundle(self, project, step):
-        (run,) = [run for run in list_runs(project.store()) if step in run.bundles][:1]
-        return run.bundles[step]
-
-    def test_another_configuration_lists_what_changed(self, trained):
-        trained.write_params({"train": {"learning_rate": 0.001, "steps": 20}})
-        said = trained.reproduce("resume", self.bundle(trained, 5), code=2).stderr
-        trained.write_params()
-        assert "train.learning_rate: was 0.002, is 0.001" in said
-        assert "train.steps: was 12, is 20" in said
-
-    def test_another_text_is_named(self, trained):
-        text = trained.root / "corpus" / "fox.txt"
-        before = text.read_bytes()
-        text.write_bytes(before + b"One more line.\n")
-        for stage in ("fetch", "prepare"):
-            trained.reproduce("stage", stage)
-        said = trained.reproduce("resume", self.bundle(trained, 5), code=2).stderr
-        text.write_bytes(before)
-        for stage in ("fetch", "prepare"):
-            trained.reproduce("stage", stage)
-        assert "another dataset" in said
-
-    def test_an_earlier_bundle_comes_to_the_same_end(self, trained):
-        before = outputs(trained)
-        trained.reproduce("resume", self.bundle(trained, 5)[:12])
-        assert outputs(trained) == before
-
-    def test_a_hash_that_nobody_knows(self, trained):
-        assert "begins with 0123abcd" in trained.reproduce("resume", "0123abcd", code=2).stderr
-        assert "expected 4 to 64" in trained.reproduce("resume", "xyz", code=2).stderr
-
-    def test_a_damaged_newest_bundle_is_not_skipped_without_a_word(self, trained):
-        """The newest whole one is named, and going on from it is a decision."""
-        store = trained.store()
-        final = self.bundle(trained, 12)
-        path = store.object_path(final)
-        whole = path.read_bytes()
-        path.chmod(0o644)
-        path.write_bytes(whole[:-1])
-        said = trained.reproduce("resume", code=4).stderr
-        assert f"reproduce resume {self.bundle(trained, 10)}" in said
-        before = outputs(trained)
-        trained.reproduce("resume", self.bundle(trained, 10))
-        assert outputs(trained) == before
-        assert path.read_bytes() == whole
 
 
 def test_numbers_that_are_not_finite_end_the_run_with_its_last_good_bundle(project):
@@ -245,7 +183,7 @@ def test_numbers_that_are_not_finite_end_the_run_with_its_last_good_bundle(proje
 FULL_DISK = textwrap.dedent(
     """
     set -e
-    mount -t tmpfs -o size=2m tmpfs .samebits
+    mount -t tmpfs -o size=16m tmpfs .samebits
     head -c $1 /dev/zero >.samebits/filler
     code=0
     "$2" -m reproduce train || code=$?
@@ -266,7 +204,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(long_project, left_alone):
     for stage in ("fetch", "prepare", "plan"):
         project.reproduce("stage", stage)
     done = project.run(
-        "unshare", "-rm", "sh", "-c", FULL_DISK, "sh", str(2 * 2**20 - 400_000), sys.executable, code=6
+        "unshare", "-rm", "sh", "-c", FULL_DISK, "sh", str(16 * 2**20 - 600_000), sys.executable, code=6
     )
     assert "last whole bundle" in done.stderr
     assert "failed" in done.stdout

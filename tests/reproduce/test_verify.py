@@ -19,8 +19,12 @@ from artifacts import (
 
 
 def verify(project, *words, code):
-    done = project.reproduce("verify", *words, "--json", code=code)
-    return json.loads(done.stdout)
+    return json.loads(project.call("verify", *words, "--json", code=code).stdout)
+
+
+def verify_with_its_sources(project, *words, code):
+    """In a process of its own, with the sources in the project's folder."""
+    return json.loads(project.reproduce("verify", *words, "--json", code=code).stdout)
 
 
 @pytest.fixture
@@ -51,18 +55,17 @@ def altered_final(prepared, record, name, change):
 
 
 def test_the_true_record_is_bit_exact_and_attested(prepared, record):
-    said = prepared.reproduce("verify", record[:12]).stdout
+    said = prepared.call("verify", record[:12]).stdout
     assert "verdict: bit-exact: 12 step digests, 4 bundles and 4 evaluations up to step 12 of 12 are the same" in said
     found = [a for a in read_attestations(prepared.store(), record).values() if a.activity == "verified"]
     assert found[-1].verdict["verdict"] == "bit-exact"
     assert found[-1].environment["cpu"]
-    assert "verified 1 times (bit-exact)" in prepared.reproduce("log").stdout
+    assert "verified 1 times (bit-exact)" in prepared.call("log").stdout
 
 
 def test_another_number_of_threads_hash_seed_and_locale_are_harmless(prepared, record):
     prepared.write_params({"run": {"threads": 3}})
     done = prepared.reproduce("verify", record, "--json", PYTHONHASHSEED="99", LC_ALL="C", TZ="Asia/Tokyo")
-    prepared.write_params()
     found = json.loads(done.stdout)
     assert found["verdict"] == "bit-exact"
     assert found["environment"]["threads"] == 3
@@ -76,7 +79,7 @@ def test_a_part_is_replayed_from_the_bundle_before_it(prepared, record):
 
 @pytest.mark.parametrize("steps", ["0:3", "3:99", "5:4", "5", "a:b", "-1:2"])
 def test_steps_that_are_none(prepared, record, steps):
-    assert "expected" in prepared.reproduce("verify", record, "--steps", steps, code=2).stderr
+    assert "expected" in prepared.call("verify", record, "--steps", steps, code=2).stderr
 
 
 def test_a_bundle_stands_for_its_record(prepared, record):
@@ -86,30 +89,18 @@ def test_a_bundle_stands_for_its_record(prepared, record):
 
 def test_the_record_is_enough_where_there_is_no_store(prepared, record):
     """As after `git clone` and `dvc pull`: the record and the final bundle in run/."""
-    store = prepared.root / ".samebits" / "store"
-    aside = prepared.root / ".samebits" / "aside"
-    store.rename(aside)
-    try:
-        assert verify(prepared, record[:12], code=0)["compared"]["digests"] == 12
-    finally:
-        shutil.rmtree(store)
-        aside.rename(store)
+    shutil.rmtree(prepared.root / ".samebits")
+    assert verify(prepared, record[:12], code=0)["compared"]["digests"] == 12
 
 
 def test_without_the_final_bundle_it_says_what_is_missing(prepared, record):
-    store, bundle = prepared.root / ".samebits" / "store", prepared.root / "run" / "bundle"
-    store.rename(store.with_name("aside"))
-    bundle.rename(bundle.with_name("elsewhere"))
-    try:
-        assert "dvc pull" in prepared.reproduce("verify", record, code=3).stderr
-    finally:
-        bundle.with_name("elsewhere").rename(bundle)
-        shutil.rmtree(store)
-        store.with_name("aside").rename(store)
+    shutil.rmtree(prepared.root / ".samebits")
+    shutil.rmtree(prepared.root / "run" / "bundle")
+    assert "dvc pull" in prepared.call("verify", record, code=3).stderr
 
 
 def test_a_hash_of_nothing(prepared):
-    assert "begins with 00000000" in prepared.reproduce("verify", "00000000", code=2).stderr
+    assert "begins with 00000000" in prepared.call("verify", "00000000", code=2).stderr
 
 
 def test_a_damaged_object_is_corrupt(prepared, record):
@@ -118,10 +109,7 @@ def test_a_damaged_object_is_corrupt(prepared, record):
     whole = path.read_bytes()
     path.chmod(0o644)
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    try:
-        found = verify(prepared, record, code=4)
-    finally:
-        path.write_bytes(whole)
+    found = verify(prepared, record, code=4)
     assert found["verdict"] == "corrupt"
     assert path.name in found["reason"]
 
@@ -130,10 +118,7 @@ def test_a_missing_object_is_corrupt(prepared, record):
     store = prepared.store()
     path = store.object_path(read_record(store, record).final_bundle)
     path.rename(path.with_name("away"))
-    try:
-        assert verify(prepared, record, code=4)["verdict"] == "corrupt"
-    finally:
-        path.with_name("away").rename(path)
+    assert verify(prepared, record, code=4)["verdict"] == "corrupt"
 
 
 def test_a_flipped_weight_bit_is_named(prepared, record, forge):
@@ -209,29 +194,17 @@ def test_a_doctored_configuration_is_not_that_of_the_bundles(prepared, record, f
 def test_damaged_data_is_built_anew_from_its_sources(prepared, record):
     shard = prepared.root / "data" / "dataset" / "train-00000.bin"
     whole = shard.read_bytes()
-    shard.unlink()  # DVC links it to its cache
     shard.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    try:
-        found = verify(prepared, record, "--steps", "12:12", code=0)
-    finally:
-        shard.unlink()
-        shard.write_bytes(whole)
+    found = verify(prepared, record, "--steps", "12:12", code=0)
     assert found["dataset_from"] == "its sources"
 
 
 def test_data_that_cannot_be_had_any_more_is_inconclusive(prepared, record):
-    shutil.rmtree(prepared.root / ".samebits" / "datasets", ignore_errors=True)
     shard = prepared.root / "data" / "dataset" / "train-00000.bin"
     text = prepared.root / "corpus" / "fox.txt"
-    whole, before = shard.read_bytes(), text.read_bytes()
     shard.unlink()
-    text.write_bytes(before.replace(b"fox", b"cat", 1))
-    try:
-        found = verify(prepared, record, code=3)
-    finally:
-        shard.write_bytes(whole)
-        text.write_bytes(before)
-        shutil.rmtree(prepared.root / ".samebits" / "datasets", ignore_errors=True)
+    text.write_bytes(text.read_bytes().replace(b"fox", b"cat", 1))
+    found = verify(prepared, record, code=3)
     assert found["verdict"] == "inconclusive"
     assert "its sources now give" in found["reason"]
 
@@ -240,10 +213,7 @@ def test_sources_changed_without_effect_are_reported_and_still_bit_exact(prepare
     path = prepared.root / "data_pipeline" / "order.py"
     before = path.read_bytes()
     path.write_bytes(before + b"# without effect\n")
-    try:
-        found = verify(prepared, record, "--steps", "12:12", code=0)
-    finally:
-        path.write_bytes(before)
+    found = verify_with_its_sources(prepared, record, "--steps", "12:12", code=0)
     assert found["sources_changed"] == ["data_pipeline/order.py"]
     assert found["verdict"] == "bit-exact"
 
@@ -258,9 +228,6 @@ def test_a_changed_data_order_differs_at_the_first_step(prepared, record):
     path = prepared.root / "data_pipeline" / "order.py"
     before = path.read_bytes()
     path.write_bytes(before.replace(b"ROUNDS = 8", b"ROUNDS = 6"))
-    try:
-        found = verify(prepared, record, code=1)
-    finally:
-        path.write_bytes(before)
+    found = verify_with_its_sources(prepared, record, code=1)
     assert found["differences"][0]["step"] == 1
     assert {d["tensor"] for d in found["differences"][1]["tensors"]} >= {"history/loss", "weights/embed.token"}
