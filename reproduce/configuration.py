@@ -56,6 +56,9 @@ class RunOptions(_Section):
     threads: Annotated[int, Field(ge=0, le=4096)] = Field(
         description="threads to compute with; 0 takes all cores this process may use"
     )
+    recompute: Annotated[int, Field(ge=0, le=4096)] = Field(
+        description="blocks computed again in the backward pass, for less memory and more time; as many as there are"
+    )
     save_every_steps: Annotated[int, Field(ge=1, le=_MAX_STEPS)] = Field(
         description="steps from one saved bundle to the next"
     )
@@ -87,6 +90,11 @@ class Configuration(_Section):
         if self.train.seed > MAX_SEED:
             raise ValueError(f"train.seed may be at most {MAX_SEED}, found {self.train.seed}")
         return self
+
+    @property
+    def recomputed_blocks(self) -> int:
+        """Blocks of this model to compute again in the backward pass."""
+        return min(self.run.recompute, self.model.layers)
 
     def identity(self) -> dict[str, Any]:
         """The part that decides bits, as JSON: no run options, no choice of memory."""

@@ -128,6 +128,7 @@ def workbench_over(configuration: Configuration, dataset: Dataset) -> Iterator[W
         configuration.tier,
         TrainingOrder(dataset.train, model.context, train.batch, train.seed),
         threads=configuration.run.thread_count(),
+        recompute=configuration.recomputed_blocks,
     )
     try:
         yield Workbench(configuration, dataset, identity_of(configuration, dataset), trainer)

@@ -42,7 +42,13 @@ def measure(private: Path, configuration: Configuration) -> Rate:
     model, run = configuration.model, configuration.run
     train = configuration.train.model_copy(update={"steps": max(configuration.train.steps, _STEPS + 1)})
     trainer = Trainer(
-        model, train, configuration.tier, _Anything(model.vocab), threads=run.thread_count(), device=run.device
+        model,
+        train,
+        configuration.tier,
+        _Anything(model.vocab),
+        threads=run.thread_count(),
+        device=run.device,
+        recompute=configuration.recomputed_blocks,
     )
     try:
         trainer.initialise()
@@ -76,6 +82,7 @@ def _key(configuration: Configuration) -> str:
             "device": configuration.run.device,
             "machine": hardware_class(),
             "model": configuration.model.identity(),
+            "recompute": configuration.recomputed_blocks,
             "shards": train.shards,
             "threads": configuration.run.thread_count(),
             "tier": configuration.tier,

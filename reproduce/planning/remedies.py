@@ -56,6 +56,12 @@ def _tiled(configuration: Configuration, device: Device) -> Sequence[Changes]:
     return [{("model", "attention"): "tiled"}] if stored else []
 
 
+def _recompute(configuration: Configuration, device: Device) -> Sequence[Changes]:
+    # The least that fits is chosen; the card keeps all of its activations.
+    layers = configuration.model.layers if device.backend == "cpu" else 0
+    return [{("run", "recompute"): blocks} for blocks in range(configuration.run.recompute + 1, layers + 1)]
+
+
 def _threads(configuration: Configuration, device: Device) -> Sequence[Changes]:
     threads = configuration.run.thread_count() if device.backend == "cpu" else 1
     return [{("run", "threads"): count} for count in _halves(threads, 1)]
@@ -81,6 +87,7 @@ def _context(configuration: Configuration, device: Device) -> Sequence[Changes]:
 
 FAMILIES: tuple[Family, ...] = (
     Family("compute attention weights again", False, _tiled),
+    Family("compute blocks again", False, _recompute),
     Family("fewer threads", False, _threads),
     Family("more shards", True, _shards),
     Family("smaller batch", True, _batch),

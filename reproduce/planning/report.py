@@ -138,7 +138,7 @@ def plan_for(configuration: Configuration, device: Device) -> tuple[Program, Pla
     model, train, tier = configuration.model, configuration.train, configuration.tier
     if model.layers > MOST_LAYERS:
         raise ReproduceError(f"model.layers: plans go up to {MOST_LAYERS} layers, found {model.layers}: use fewer")
-    program = build_program(model)
+    program = build_program(model, configuration.recomputed_blocks if device.backend == "cpu" else 0)
     if device.backend == "cpu":
         return program, make_plan(program, train, tier, configuration.run.thread_count())
     from engine.backends.cuda.opening import cuda_plan
@@ -193,7 +193,7 @@ def require_memory(configuration: Configuration, device: Device) -> Report:
 
 def portable_summary(configuration: Configuration) -> dict[str, Any]:
     """What a plan comes to, the same on every machine: for the CPU, with one thread and nothing recomputed."""
-    one_thread = configuration.run.model_copy(update={"threads": 1})
+    one_thread = configuration.run.model_copy(update={"threads": 1, "recompute": 0})
     cpu = Device("cpu", "cpu", 0, "")
     found = report(configuration.model_copy(update={"run": one_thread}), cpu)
     return {

@@ -158,7 +158,7 @@ def test_overrides_mean_what_the_file_means():
 
 def test_identity_leaves_out_what_changes_no_bit():
     plain = load_configuration(TINY).identity()
-    same = load_configuration(TINY, ["model.attention=tiled", "run.threads=3", "run.save_every_steps=7"]).identity()
+    same = load_configuration(TINY, ["model.attention=tiled", "run.threads=3", "run.recompute=2", "run.save_every_steps=7"]).identity()
     assert same == plain
     assert "run" not in plain
 
@@ -202,7 +202,7 @@ def test_differences_name_every_key():
 
 def test_threads_zero_takes_what_this_process_may_use(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {1, 4, 5}, raising=False)
-    options = RunOptions(device="cpu", threads=0, save_every_steps=1, store="s", progress="none")
+    options = RunOptions(device="cpu", threads=0, recompute=0, save_every_steps=1, store="s", progress="none")
     assert options.thread_count() == 3
     assert options.model_copy(update={"threads": 2}).thread_count() == 2
 
