@@ -31,6 +31,15 @@ __device__ __forceinline__ float exp32(float x) {
     return x == x ? y : canonical_nan();
 }
 
+// exp32 for x that is neither positive nor NaN.
+__device__ __forceinline__ float exp32_of_nonpositive(float x) {
+    uint32 exponent;
+    float r = split_by_ln2(x, exponent);
+    float y = 1.0f + expm1_reduced(r);
+    y = __int_as_float((int)((uint32)__float_as_int(y) + exponent));
+    return x < EXP_SMALLEST ? 0.0f : y;
+}
+
 __device__ __forceinline__ float log32(float x) {
     bool subnormal = x < SMALLEST_NORMAL;
     float scaled = subnormal ? x * SUBNORMAL_SCALE : x;

@@ -47,6 +47,13 @@ __device__ __forceinline__ uint32 pack4(int a, int b, int c, int d) {
     return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
+// The hi and lo bytes of four integers. With u = q + 128, hi is the second byte of u and lo its first, less 128.
+__device__ __forceinline__ void split4(int a, int b, int c, int d, uint32 &hi, uint32 &lo) {
+    uint32 ab = __byte_perm(a + 128, b + 128, 0x5140), cd = __byte_perm(c + 128, d + 128, 0x5140);
+    lo = __byte_perm(ab, cd, 0x5410) ^ 0x80808080u;
+    hi = __byte_perm(ab, cd, 0x7632);
+}
+
 // fp32(v * 2**e), rounded once.
 __device__ __forceinline__ float scaled_float(int v, int e) {
     if (e >= -126 && e <= 127) return (float)v * power_of_two32(e); // the product is exact, or overflows as it should

@@ -34,6 +34,8 @@ __device__ __forceinline__ int least_exponent(const int *exponents) {
 
 // --- quantising one head --------------------------------------------------------------------------------------------
 
+// Exponents are usual where a product's scale may be applied as two fp32 factors, 2**(4 - s) of either token, with no
+// intermediate result that is subnormal or infinite: rounding then happens in the conversion of the integer alone.
 struct Quantised {
     const float *source; // [B, T, source_width]; head h starts at column source_at + h*D
     int source_width, source_at;
@@ -41,11 +43,17 @@ struct Quantised {
     int *exponents;       // [B*H, TP]
     int *least;           // [B*H, TP/TILE], least exponent of a tile of tokens
     float *fold;          // [B*H, TP], 2**(least - exponent)
+    int64 largest_usual;  // exponent; the least is LEAST_USUAL
 };
+
+#define LEAST_USUAL -40
+
+__device__ __forceinline__ float usual_factor(int s) { return s == ZERO_ROW ? 0.0f : power_of_two32(4 - s); }
+
 
 // A block of 256 takes TILE tokens of one head; gridDim.z tensors.
 extern "C" __global__ void k_attn_quantise(Quantised q0, Quantised q1, Quantised q2, Quantised q3, int heads, int width,
-                                           int tokens, int padded, int *flag) {
+                                           int tokens, int padded, int *unusual, int *flag) {
     __shared__ __align__(16) int8 tile[2][TILE][DP];
     __shared__ int exponents[TILE];
     Quantised q = blockIdx.z == 0 ? q0 : blockIdx.z == 1 ? q1 : blockIdx.z == 2 ? q2 : q3;
@@ -69,7 +77,10 @@ extern "C" __global__ void k_attn_quantise(Quantised q0, Quantised q1, Quantised
             tile[0][i][lane + 32 * k] = (int8)high_part(n);
             tile[1][i][lane + 32 * k] = (int8)low_part(n);
         }
-        if (lane == 0) exponents[i] = s;
+        if (lane == 0) {
+            exponents[i] = s;
+            if (s != ZERO_ROW && (s < LEAST_USUAL || s > q.largest_usual)) *unusual = 1;
+        }
     }
     __syncthreads();
     int64 plane = (int64)gridDim.y * padded * DP;
@@ -155,37 +166,67 @@ __device__ __forceinline__ void load_columns(uint32 to, const int8 *from, int64 
 #endif
 }
 
-// v[n][i] = P/256 of 16 rows (from `first` on) of tile a and the 64 rows of tile b, both row tiles.
+// v[n][i] = P/256 of 16 rows (from `first` on) of tile a and the 64 rows of tile b, both row tiles. Four columns of tiles
+// at a time, so that few sums are in flight.
 __device__ __forceinline__ void scores(uint32 a, uint32 b, int first, int (&v)[8][4]) {
     int lane = lane_of_thread();
-    int high[8][4], middle[8][4];
 #pragma unroll
-    for (int n = 0; n < 8; n++)
+    for (int part = 0; part < 8; part += 4) {
+        int high[4][4], middle[4][4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) high[n][i] = middle[n][i] = 0;
+        for (int n = 0; n < 4; n++)
 #pragma unroll
-    for (int k = 0; k < DP / 32; k++) {
-        uint32 a_high[4], a_low[4];
-        uint32 at_a = a + (first + (lane & 15)) * ROW_BYTES + 32 * k + ((lane >> 4) << 4);
-        load_matrices(a_high, at_a);
-        load_matrices(a_low, at_a + ROW_TILE);
+            for (int i = 0; i < 4; i++) high[n][i] = middle[n][i] = 0;
 #pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-            uint32 at_b = b + (8 * n + (lane & 7) + ((lane >> 4) << 3)) * ROW_BYTES + 32 * k + (((lane >> 3) & 1) << 4);
-            uint32 h[4], l[4];
-            load_matrices(h, at_b);
-            load_matrices(l, at_b + ROW_TILE);
+        for (int k = 0; k < DP / 32; k++) {
+            uint32 a_high[4], a_low[4];
+            uint32 at_a = a + (first + (lane & 15)) * ROW_BYTES + 32 * k + ((lane >> 4) << 4);
+            load_matrices(a_high, at_a);
+            load_matrices(a_low, at_a + ROW_TILE);
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                uint32 b_high[2] = {h[2 * j], h[2 * j + 1]}, b_low[2] = {l[2 * j], l[2 * j + 1]};
-                mma_pair(high[n + j], middle[n + j], a_high, a_low, b_high, b_low);
+            for (int n = 0; n < 4; n += 2) {
+                uint32 row = 8 * (part + n) + (lane & 7) + ((lane >> 4) << 3);
+                uint32 at_b = b + row * ROW_BYTES + 32 * k + (((lane >> 3) & 1) << 4);
+                uint32 h[4], l[4];
+                load_matrices(h, at_b);
+                load_matrices(l, at_b + ROW_TILE);
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    uint32 b_high[2] = {h[2 * j], h[2 * j + 1]}, b_low[2] = {l[2 * j], l[2 * j + 1]};
+                    mma_pair(high[n + j], middle[n + j], a_high, a_low, b_high, b_low);
+                }
             }
         }
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) v[part + n][i] = (high[n][i] << 8) + middle[n][i];
     }
+}
+
+// What the 64 columns of a score tile bring along.
+struct Column {
+    int exponent;
+    float factor;
+};
+
+// x[n][i] = fp32(v * 2**(8 - s - column's exponent)) * scale; s and factor (times scale) of rows g and g + 8.
+__device__ __forceinline__ void scaled_scores(const int (&v)[8][4], const int (&s)[2], const float (&factor)[2],
+                                              const Column *columns, float scale, bool usual, float (&x)[8][4]) {
+    int lane = lane_of_thread();
+    if (usual) {
 #pragma unroll
-    for (int n = 0; n < 8; n++)
+        for (int n = 0; n < 8; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) v[n][i] = (high[n][i] << 8) + middle[n][i];
+            for (int i = 0; i < 4; i++)
+                x[n][i] = ((float)v[n][i] * factor[i >> 1]) * columns[8 * n + 2 * (lane & 3) + (i & 1)].factor;
+    } else {
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                x[n][i] = scaled_float(v[n][i], 8 - s[i >> 1] - columns[8 * n + 2 * (lane & 3) + (i & 1)].exponent) * scale;
+    }
 }
 
 // A warp's 16 x 64 integers as left operand: parts of the two blocks of 32 depths.
@@ -200,8 +241,7 @@ __device__ __forceinline__ void set_left(Left &left, const int (&q)[8][4]) {
         for (int r = 0; r < 4; r++) {
             const int *x = q[4 * k + 2 * (r >> 1)], *y = q[4 * k + 2 * (r >> 1) + 1];
             int i = 2 * (r & 1);
-            left.high[k][r] = pack4(high_part(x[i]), high_part(x[i + 1]), high_part(y[i]), high_part(y[i + 1]));
-            left.low[k][r] = pack4(low_part(x[i]), low_part(x[i + 1]), low_part(y[i]), low_part(y[i + 1]));
+            split4(x[i], x[i + 1], y[i], y[i + 1], left.high[k][r], left.low[k][r]);
         }
 }
 
@@ -290,37 +330,42 @@ struct Forward {
 
 #define FORWARD_COLUMNS (DP < 64 ? DP : 64) // of the head at a time: the accumulators of more do not fit in registers
 
-extern "C" __global__ void __launch_bounds__(THREADS) k_attn_fwd(Forward f, Sizes z, Mask mask, const StepValues *values,
-                                                                 int *flag) {
+extern "C" __global__ void __launch_bounds__(THREADS, 3) k_attn_fwd(Forward f, Sizes z, Mask mask, const StepValues *values,
+                                                                    const int *unusual, int *flag) {
     extern __shared__ __align__(128) int8 memory[];
-    __shared__ int sk[TILE], sv[TILE];
+    __shared__ Column k_columns[TILE], v_columns[TILE];
     __shared__ uint8 keep[TILE * TILE];
     uint32 q_tile = shared_address(memory), k_tile = q_tile + 2 * ROW_TILE, v_tile = k_tile + 2 * ROW_TILE;
     int i0 = (gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y, b = head / z.heads, h = head % z.heads;
     int lane = lane_of_thread(), first = threadIdx.x / WARP * 16;
     int64 plane = (int64)z.batch * z.heads * z.padded * DP, at = (int64)head * z.padded;
     int64 head_base = ((z.first_row + b) * z.heads + h) * (int64)z.context * z.context;
-    int query[2] = {i0 + first + (lane >> 2), i0 + first + (lane >> 2) + 8};
-    int sq[2] = {f.sq[at + query[0]], f.sq[at + query[1]]};
+    bool usual = !*unusual;
+    int row[2] = {first + (lane >> 2), first + (lane >> 2) + 8}; // within the tile
+    int sq[2] = {f.sq[at + i0 + row[0]], f.sq[at + i0 + row[1]]};
+    float factor[2] = {usual_factor(sq[0]) * z.scale, usual_factor(sq[1]) * z.scale};
     int least[2], v[8][4];
-    float m[2] = {-infinity(), -infinity()};
+    float x[8][4], m[2] = {-infinity(), -infinity()};
     load_rows(q_tile, f.q, plane, at + i0);
 
     // First pass over keys: the exact maximum of each row.
     for (int j0 = 0; j0 <= i0; j0 += TILE) {
         load_rows(k_tile, f.k, plane, at + j0);
         end_copy_group();
-        if (threadIdx.x < TILE) sk[threadIdx.x] = f.sk[at + j0 + threadIdx.x];
+        if (threadIdx.x < TILE) {
+            int s = f.sk[at + j0 + threadIdx.x];
+            k_columns[threadIdx.x] = {s, usual_factor(s)};
+        }
         wait_copy_groups<0>();
         __syncthreads();
         scores(q_tile, k_tile, first, v);
+        scaled_scores(v, sq, factor, k_columns, z.scale, usual, x);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int j = 8 * n + 2 * (lane & 3) + (i & 1);
-                float s = scaled_float(v[n][i], 8 - sq[i >> 1] - sk[j]) * z.scale;
-                if (j0 + j <= query[i >> 1] && s > m[i >> 1]) m[i >> 1] = s;
+                bool seen = j0 < i0 || 8 * n + 2 * (lane & 3) + (i & 1) <= row[i >> 1];
+                m[i >> 1] = seen && x[n][i] > m[i >> 1] ? x[n][i] : m[i >> 1];
             }
         __syncthreads();
     }
@@ -334,12 +379,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) k_attn_fwd(Forward f, Size
             *flag = 1;
             m[r] = 0.0f;
         }
-        least[r] = f.running[at + query[r]];
+        least[r] = f.running[at + i0 + row[r]];
         least[r] = least[r] == ZERO_ROW ? 0 : least[r];
     }
 
     // Second pass: weights, their sum, and their product with the values.
     float normaliser[2];
+    float weight[2] = {usual ? power_of_two32(WEIGHT_EXPONENT - 4 + least[0]) : 0.0f,
+                       usual ? power_of_two32(WEIGHT_EXPONENT - 4 + least[1]) : 0.0f};
     for (int d0 = 0; d0 < DP; d0 += FORWARD_COLUMNS) {
         int high[FORWARD_COLUMNS / 8][4], middle[FORWARD_COLUMNS / 8][4];
         uint64 total[2] = {0, 0};
@@ -353,29 +400,39 @@ extern "C" __global__ void __launch_bounds__(THREADS) k_attn_fwd(Forward f, Size
             load_columns(v_tile, v_from, plane, z.padded);
             end_copy_group();
             if (threadIdx.x < TILE) {
-                sk[threadIdx.x] = f.sk[at + j0 + threadIdx.x];
-                sv[threadIdx.x] = f.sv[at + j0 + threadIdx.x];
+                int s = f.sk[at + j0 + threadIdx.x];
+                k_columns[threadIdx.x] = {s, usual_factor(s)};
+                s = f.sv[at + j0 + threadIdx.x];
+                v_columns[threadIdx.x] = {s, usual_factor(s)};
             }
             if (mask.threshold) fill_keep(keep, head_base, z.context, i0, j0, mask, values);
             wait_copy_groups<0>();
             __syncthreads();
             scores(q_tile, k_tile, first, v);
+            scaled_scores(v, sq, factor, k_columns, z.scale, usual, x);
 #pragma unroll
-            for (int n = 0; n < 8; n++)
+            for (int n = 0; n < 8; n++) {
+                uint32 sums[2] = {0, 0}; // of two numbers up to 2**30 each
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     int r = i >> 1, j = 8 * n + 2 * (lane & 3) + (i & 1);
-                    float s = scaled_float(v[n][i], 8 - sq[r] - sk[j]) * z.scale;
-                    float difference = s - m[r];
-                    float p = exp32(difference < 0.0f ? difference : 0.0f);
-                    int e = WEIGHT_EXPONENT + least[r] - sv[j], w = 0;
-                    if (j0 + j <= query[r]) {
-                        total[r] += (uint64)__float2int_rn(p * 1073741824.0f);
-                        bool kept = !mask.threshold || keep[(first + (lane >> 2) + 8 * r) * TILE + j];
-                        if (kept && e >= -2) w = __float2int_rn(p * power_of_two32(e)); // below that w is 0
+                    float difference = x[n][i] - m[r];
+                    float p = exp32_of_nonpositive(difference < 0.0f ? difference : 0.0f);
+                    bool seen = j0 < i0 || j <= row[r];
+                    p = seen ? p : 0.0f;
+                    sums[r] += (uint32)__float2int_rn(p * 1073741824.0f);
+                    int w;
+                    if (usual)
+                        w = __float2int_rn((p * weight[r]) * v_columns[j].factor);
+                    else {
+                        int e = WEIGHT_EXPONENT + least[r] - v_columns[j].exponent;
+                        w = seen && e >= -2 ? __float2int_rn(p * power_of_two32(e)) : 0; // below that w is 0
                     }
-                    v[n][i] = w;
+                    if (mask.threshold) w = keep[row[r] * TILE + j] ? w : 0;
+                    v[n][i] = seen ? w : 0;
                 }
+                total[0] += sums[0], total[1] += sums[1];
+            }
             Left left;
             set_left(left, v);
 #pragma unroll
@@ -397,12 +454,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) k_attn_fwd(Forward f, Size
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             normaliser[r] = (float)((double)group_sum(total[r]) * power_of_two64(-30));
-            if (query[r] >= z.tokens) continue;
+            if (i0 + row[r] >= z.tokens) continue;
             if ((lane & 3) == 0 && d0 == 0) {
-                f.maxima[(int64)head * z.tokens + query[r]] = m[r];
-                f.normalisers[(int64)head * z.tokens + query[r]] = normaliser[r];
+                f.maxima[(int64)head * z.tokens + i0 + row[r]] = m[r];
+                f.normalisers[(int64)head * z.tokens + i0 + row[r]] = normaliser[r];
             }
-            float *out = f.out + (((int64)b * z.tokens + query[r]) * z.heads + h) * z.width;
+            float *out = f.out + (((int64)b * z.tokens + i0 + row[r]) * z.heads + h) * z.width;
 #pragma unroll
             for (int n = 0; n < FORWARD_COLUMNS / 8; n++)
 #pragma unroll
@@ -466,11 +523,30 @@ __device__ __forceinline__ void quantise_left(const float (&x)[8][4], Left &left
     set_left(left, q);
 }
 
+// What a row of queries brings to the backward pass; absent queries have inverse 0, so all that follows from them is 0.
+struct Query {
+    float m, inverse, delta, fold_q, fold_do;
+};
+
+__device__ __forceinline__ Query query_at(const Backward &f, const Sizes &z, int head, int t) {
+    int64 at = (int64)head * z.padded + t, stored = (int64)head * z.tokens + t;
+    Query q = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    if (t < z.tokens) {
+        q.m = f.maxima[stored];
+        q.inverse = 1.0f / f.normalisers[stored];
+        q.delta = f.delta[at];
+        q.fold_q = f.fold_q[at];
+        q.fold_do = f.fold_do[at];
+    }
+    return q;
+}
+
 // dq of TILE queries: over key tiles, ascending.
-extern "C" __global__ void __launch_bounds__(THREADS) k_attn_bwd_queries(Backward f, Sizes z, Mask mask,
-                                                                         const StepValues *values, int *flag) {
+extern "C" __global__ void __launch_bounds__(THREADS, 3) k_attn_bwd_queries(Backward f, Sizes z, Mask mask,
+                                                                            const StepValues *values, const int *unusual,
+                                                                            int *flag) {
     extern __shared__ __align__(128) int8 memory[];
-    __shared__ int sk[TILE], sv[TILE];
+    __shared__ Column k_columns[TILE], v_columns[TILE];
     __shared__ float fold[TILE];
     __shared__ uint8 keep[TILE * TILE];
     uint32 q_tile = shared_address(memory), do_tile = q_tile + 2 * ROW_TILE, k_tile = do_tile + 2 * ROW_TILE;
@@ -479,17 +555,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) k_attn_bwd_queries(Backwar
     int lane = lane_of_thread(), first = threadIdx.x / WARP * 16;
     int64 plane = (int64)z.batch * z.heads * z.padded * DP, at = (int64)head * z.padded;
     int64 head_base = ((z.first_row + b) * z.heads + h) * (int64)z.context * z.context;
-    int query[2], sq[2], sdo[2];
-    float m[2], inverse[2], delta[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int t = query[r] = i0 + first + (lane >> 2) + 8 * r;
-        sq[r] = f.sq[at + t], sdo[r] = f.sdo[at + t];
-        bool real = t < z.tokens;
-        m[r] = real ? f.maxima[(int64)head * z.tokens + t] : 0.0f;
-        inverse[r] = real ? 1.0f / f.normalisers[(int64)head * z.tokens + t] : 0.0f;
-        delta[r] = real ? f.delta[at + t] : 0.0f;
-    }
+    bool usual = !*unusual;
+    int row[2] = {first + (lane >> 2), first + (lane >> 2) + 8}; // within the tile
+    int sq[2] = {f.sq[at + i0 + row[0]], f.sq[at + i0 + row[1]]}, sdo[2] = {f.sdo[at + i0 + row[0]], f.sdo[at + i0 + row[1]]};
+    float q_factor[2] = {usual_factor(sq[0]) * z.scale, usual_factor(sq[1]) * z.scale};
+    float do_factor[2] = {usual_factor(sdo[0]), usual_factor(sdo[1])};
+    Query query[2] = {query_at(f, z, head, i0 + row[0]), query_at(f, z, head, i0 + row[1])};
     float sum[DP / 8][4];
 #pragma unroll
     for (int n = 0; n < DP / 8; n++)
@@ -504,44 +575,41 @@ extern "C" __global__ void __launch_bounds__(THREADS) k_attn_bwd_queries(Backwar
         load_columns(column_tile, from, plane, z.padded);
         end_copy_group();
         if (threadIdx.x < TILE) {
-            sk[threadIdx.x] = f.sk[at + j0 + threadIdx.x];
-            sv[threadIdx.x] = f.sv[at + j0 + threadIdx.x];
+            int s = f.sk[at + j0 + threadIdx.x];
+            k_columns[threadIdx.x] = {s, usual_factor(s)};
+            s = f.sv[at + j0 + threadIdx.x];
+            v_columns[threadIdx.x] = {s, usual_factor(s)};
             fold[threadIdx.x] = f.fold_k[at + j0 + threadIdx.x];
         }
         if (mask.threshold) fill_keep(keep, head_base, z.context, i0, j0, mask, values);
         wait_copy_groups<0>();
         __syncthreads();
         int v[8][4], top[2] = {0, 0};
-        float x[8][4];
+        float x[8][4], g[8][4];
         scores(q_tile, k_tile, first, v);
+        scaled_scores(v, sq, q_factor, k_columns, z.scale, usual, x);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int r = i >> 1, j = 8 * n + 2 * (lane & 3) + (i & 1);
-                float difference = scaled_float(v[n][i], 8 - sq[r] - sk[j]) * z.scale - m[r];
-                x[n][i] = exp32(difference < 0.0f ? difference : 0.0f) * inverse[r];
+                float difference = x[n][i] - query[i >> 1].m;
+                x[n][i] = exp32_of_nonpositive(difference < 0.0f ? difference : 0.0f) * query[i >> 1].inverse;
             }
         scores(do_tile, v_tile, first, v);
+        scaled_scores(v, sdo, do_factor, v_columns, 1.0f, usual, g);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int r = i >> 1, j = 8 * n + 2 * (lane & 3) + (i & 1);
-                float g = scaled_float(v[n][i], 8 - sdo[r] - sv[j]);
-                if (mask.threshold)
-                    g = g * (keep[(first + (lane >> 2) + 8 * r) * TILE + j] ? mask.factor : 0.0f);
-                float e = x[n][i] * (g - delta[r]) * z.scale;
-                x[n][i] = j0 + j <= query[r] ? e : 0.0f;
-                top[r] = max(top[r], magnitude_bits(x[n][i]));
+                float y = g[n][i];
+                if (mask.threshold) y = y * (keep[row[r] * TILE + j] ? mask.factor : 0.0f);
+                float e = x[n][i] * (y - query[r].delta) * z.scale;
+                e = j0 < i0 || j <= row[r] ? e : 0.0f;
+                top[r] = max(top[r], magnitude_bits(e));
+                x[n][i] = e * fold[j];
             }
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            if (group_max(top[r]) >= INFINITY_BITS) *flag = 1;
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) x[n][i] = x[n][i] * fold[8 * n + 2 * (lane & 3) + (i & 1)];
+        if (max(top[0], top[1]) >= INFINITY_BITS) *flag = 1;
         Left left;
         int s[2];
         quantise_left(x, left, s);
@@ -553,10 +621,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) k_attn_bwd_queries(Backwar
 
 // dk and dv of TILE keys: over query tiles, ascending. Rows of the warp's tiles are keys, columns are queries.
 extern "C" __global__ void __launch_bounds__(THREADS) k_attn_bwd_keys(Backward f, Sizes z, Mask mask,
-                                                                      const StepValues *values, int *flag) {
+                                                                      const StepValues *values, const int *unusual,
+                                                                      int *flag) {
     extern __shared__ __align__(128) int8 memory[];
-    __shared__ int sq[TILE], sdo[TILE];
-    __shared__ float fold_q[TILE], fold_do[TILE], m[TILE], inverse[TILE], delta[TILE];
+    __shared__ Column q_scales[TILE], do_scales[TILE];
+    __shared__ Query queries[TILE];
     __shared__ uint8 keep[TILE * TILE];
     uint32 k_tile = shared_address(memory), v_tile = k_tile + 2 * ROW_TILE, q_tile = v_tile + 2 * ROW_TILE;
     uint32 do_tile = q_tile + 2 * ROW_TILE, q_columns = do_tile + 2 * ROW_TILE, do_columns = q_columns + 2 * COLUMN_TILE;
@@ -564,8 +633,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) k_attn_bwd_keys(Backward f
     int lane = lane_of_thread(), first = threadIdx.x / WARP * 16;
     int64 plane = (int64)z.batch * z.heads * z.padded * DP, at = (int64)head * z.padded;
     int64 head_base = ((z.first_row + b) * z.heads + h) * (int64)z.context * z.context;
-    int key[2] = {j0 + first + (lane >> 2), j0 + first + (lane >> 2) + 8};
-    int sk[2] = {f.sk[at + key[0]], f.sk[at + key[1]]}, sv[2] = {f.sv[at + key[0]], f.sv[at + key[1]]};
+    bool usual = !*unusual;
+    int row[2] = {first + (lane >> 2), first + (lane >> 2) + 8}; // within the tile
+    int sk[2] = {f.sk[at + j0 + row[0]], f.sk[at + j0 + row[1]]}, sv[2] = {f.sv[at + j0 + row[0]], f.sv[at + j0 + row[1]]};
+    float k_factor[2] = {usual_factor(sk[0]) * z.scale, usual_factor(sk[1]) * z.scale};
+    float v_factor[2] = {usual_factor(sv[0]), usual_factor(sv[1])};
     float dk[DP / 8][4], dv[DP / 8][4];
 #pragma unroll
     for (int n = 0; n < DP / 8; n++)
@@ -582,13 +654,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) k_attn_bwd_keys(Backward f
         load_columns(do_columns, do_from, plane, z.padded);
         end_copy_group();
         if (threadIdx.x < TILE) {
-            int i = threadIdx.x, t = i0 + i;
-            bool real = t < z.tokens;
-            sq[i] = f.sq[at + t], sdo[i] = f.sdo[at + t];
-            fold_q[i] = f.fold_q[at + t], fold_do[i] = f.fold_do[at + t];
-            m[i] = real ? f.maxima[(int64)head * z.tokens + t] : 0.0f;
-            inverse[i] = real ? 1.0f / f.normalisers[(int64)head * z.tokens + t] : 0.0f;
-            delta[i] = real ? f.delta[at + t] : 0.0f;
+            int s = f.sq[at + i0 + threadIdx.x];
+            q_scales[threadIdx.x] = {s, usual_factor(s)};
+            s = f.sdo[at + i0 + threadIdx.x];
+            do_scales[threadIdx.x] = {s, usual_factor(s)};
+            queries[threadIdx.x] = query_at(f, z, head, i0 + threadIdx.x);
         }
         if (mask.threshold) fill_keep(keep, head_base, z.context, i0, j0, mask, values);
         wait_copy_groups<0>();
@@ -597,39 +667,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) k_attn_bwd_keys(Backward f
         float a[8][4], x[8][4];
         Left left;
         scores(k_tile, q_tile, first, v);
+        scaled_scores(v, sk, k_factor, q_scales, z.scale, usual, a);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int c = 8 * n + 2 * (lane & 3) + (i & 1);
-                float difference = scaled_float(v[n][i], 8 - sq[c] - sk[i >> 1]) * z.scale - m[c];
-                float p = exp32(difference < 0.0f ? difference : 0.0f) * inverse[c];
-                a[n][i] = key[i >> 1] <= i0 + c ? p : 0.0f;
-            }
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int c = 8 * n + 2 * (lane & 3) + (i & 1);
-                float kept = a[n][i];
-                if (mask.threshold)
-                    kept = kept * (keep[c * TILE + first + (lane >> 2) + 8 * (i >> 1)] ? mask.factor : 0.0f);
-                x[n][i] = kept * fold_do[c];
+                float difference = a[n][i] - queries[c].m;
+                float p = exp32_of_nonpositive(difference < 0.0f ? difference : 0.0f) * queries[c].inverse;
+                p = j0 < i0 || row[i >> 1] <= c ? p : 0.0f;
+                float kept = p;
+                if (mask.threshold) kept = kept * (keep[c * TILE + row[i >> 1]] ? mask.factor : 0.0f);
+                a[n][i] = p;
+                x[n][i] = kept * queries[c].fold_do;
             }
         quantise_left(x, left, s);
         add_product(left, do_columns, do_from, plane, z.padded, s, f.least_do[tile], dv);
         scores(v_tile, do_tile, first, v);
+        scaled_scores(v, sv, v_factor, do_scales, 1.0f, usual, x);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int c = 8 * n + 2 * (lane & 3) + (i & 1);
-                float g = scaled_float(v[n][i], 8 - sdo[c] - sv[i >> 1]);
-                if (mask.threshold) g = g * (keep[c * TILE + first + (lane >> 2) + 8 * (i >> 1)] ? mask.factor : 0.0f);
-                float e = a[n][i] * (g - delta[c]) * z.scale;
-                e = key[i >> 1] <= i0 + c ? e : 0.0f;
+                float g = x[n][i];
+                if (mask.threshold) g = g * (keep[c * TILE + row[i >> 1]] ? mask.factor : 0.0f);
+                float e = a[n][i] * (g - queries[c].delta) * z.scale;
+                e = j0 < i0 || row[i >> 1] <= c ? e : 0.0f;
                 top = max(top, magnitude_bits(e));
-                x[n][i] = e * fold_q[c];
+                x[n][i] = e * queries[c].fold_q;
             }
         if (top >= INFINITY_BITS) *flag = 1;
         quantise_left(x, left, s);

@@ -3,6 +3,9 @@
 // Legend: M rows of the result, N its columns, K the depth, P the depth padded to a multiple of STEP with zeros.
 // Planes are int8 [rows, P], first hi and then lo.
 #include "fixed_point.cuh"
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "hopper.cuh"
+#endif
 
 #define STEP 64 // depth of one stage in shared memory, in bytes
 
@@ -27,8 +30,7 @@ __device__ __forceinline__ void write_row(const float *x, int depth, int padded,
         }
         int q[4];
         for (int j = 0; j < 4; j++) q[j] = scaled_integer(v[j], f);
-        hi4[k] = pack4(high_part(q[0]), high_part(q[1]), high_part(q[2]), high_part(q[3]));
-        lo4[k] = pack4(low_part(q[0]), low_part(q[1]), low_part(q[2]), low_part(q[3]));
+        split4(q[0], q[1], q[2], q[3], hi4[k], lo4[k]);
     }
 }
 
@@ -119,8 +121,7 @@ extern "C" __global__ void k_quantise_columns(const float *x, int tokens, int co
             q[i] = c < columns && t < tokens ? scaled_integer(source[(int64)t * columns + c], f) : 0;
             sum += q[i];
         }
-        hi_tile[j][word] = pack4(high_part(q[0]), high_part(q[1]), high_part(q[2]), high_part(q[3]));
-        lo_tile[j][word] = pack4(low_part(q[0]), low_part(q[1]), low_part(q[2]), low_part(q[3]));
+        split4(q[0], q[1], q[2], q[3], hi_tile[j][word], lo_tile[j][word]);
     }
     sums[part][j] = sum;
     __syncthreads();

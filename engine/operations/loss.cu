@@ -20,15 +20,31 @@ extern "C" __global__ void k_loss_fwd(const float *logits, const int *targets, i
     }
 }
 
-// The logits become their gradient; scale = fp32(1 / tokens in the whole batch). gridDim.y pieces of the vocabulary.
+__device__ __forceinline__ float logit_gradient(float logit, float m, float sum, float scale, bool target) {
+    float p = exp32(logit - m) / sum;
+    if (target) p = p - 1.0f;
+    return p * scale;
+}
+
+// The logits become their gradient; scale = fp32(1 / tokens in the whole batch). A block takes a row.
 extern "C" __global__ void k_loss_bwd(float *logits, const int *targets, int width, const float *maxima,
                                       const float *sums, float scale) {
     int64 row = blockIdx.x;
-    int v = blockIdx.y * blockDim.x + threadIdx.x;
-    if (v >= width) return;
-    float p = exp32(logits[row * width + v] - maxima[row]) / sums[row];
-    if (v == targets[row]) p = p - 1.0f;
-    logits[row * width + v] = p * scale;
+    float m = maxima[row], sum = sums[row];
+    int target = targets[row];
+    logits += row * width;
+    if (width % 4 == 0) {
+        for (int v = 4 * threadIdx.x; v < width; v += 4 * blockDim.x) {
+            float4 l = *(float4 *)(logits + v);
+            l.x = logit_gradient(l.x, m, sum, scale, v == target);
+            l.y = logit_gradient(l.y, m, sum, scale, v + 1 == target);
+            l.z = logit_gradient(l.z, m, sum, scale, v + 2 == target);
+            l.w = logit_gradient(l.w, m, sum, scale, v + 3 == target);
+            *(float4 *)(logits + v) = l;
+        }
+    } else
+        for (int v = threadIdx.x; v < width; v += blockDim.x)
+            logits[v] = logit_gradient(logits[v], m, sum, scale, v == target);
 }
 
 // total += sum of rint(loss * 2**30); the flag is set where a loss is not finite or above 2**20.

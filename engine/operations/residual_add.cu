@@ -21,6 +21,11 @@ extern "C" __global__ void k_residual_add_fwd(const float *x, int64 size, float 
     int64 start = 4 * group - base;
     if (start >= size) return;
     float v[4];
+    if (!mask.threshold && start >= 0 && start + 3 < size && base % 4 == 0) {
+        float4 a = *(const float4 *)(x + start), b = *(const float4 *)(y + start);
+        *(float4 *)(y + start) = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+        return;
+    }
     masked_group(y, start, size, group, mask, values, v);
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -34,6 +39,10 @@ extern "C" __global__ void k_residual_add_bwd(const float *dy, int64 size, float
     int64 start = 4 * group - base;
     if (start >= size) return;
     float v[4];
+    if (!mask.threshold && !dx && start >= 0 && start + 3 < size && base % 4 == 0) {
+        *(float4 *)(dbranch + start) = *(const float4 *)(dy + start);
+        return;
+    }
     masked_group(dy, start, size, group, mask, values, v);
 #pragma unroll
     for (int j = 0; j < 4; j++)

@@ -13,9 +13,11 @@ from engine.operations.base import BufferType, Sizes
 
 TILE = 64
 BLOCK = 128
-QUANTISED = "PiiPPPPP"
+QUANTISED = "PiiPPPPPq"
 SIZES = "iiiiiiqf4x"
-NOTHING = (0, 0, 0, 0, 0, 0, 0, 0)
+NOTHING = (0, 0, 0, 0, 0, 0, 0, 0, 0)
+# Up to these exponents a tensor is usual: the scales of a product fit into two fp32 factors.
+USUAL = {"q": 60, "k": 60, "v": 30, "do": 100}
 
 
 def head_padded(operation: Attention) -> int:
@@ -39,7 +41,8 @@ class AttentionTwin(Twin[Attention]):
     def forward_work(self, operation: Attention, sizes: Sizes, tier: str) -> dict[str, BufferType]:
         planes = {role: self._planes(operation, sizes) for role in ("q", "k", "v_columns")}
         integers = self._per_token(operation, sizes, "int32")
-        return planes | {role: integers for role in ("sq", "sk", "sv", "running")}
+        integers_of = {role: integers for role in ("sq", "sk", "sv", "running")}
+        return planes | integers_of | {"unusual": BufferType((1,), "int32")}
 
     def backward_work(
         self, operation: Attention, sizes: Sizes, tier: str, shards: int
@@ -50,22 +53,26 @@ class AttentionTwin(Twin[Attention]):
         floats = self._per_token(operation, sizes, "float32")
         tiles = BufferType((sizes.batch * operation.heads, ceiling(sizes.context, TILE)), "int32")
         work |= {role: integers for role in ("sq", "sk", "sv", "sdo")}
+        work["unusual"] = BufferType((1,), "int32")
         work |= {role: tiles for role in ("least_q", "least_k", "least_do")}
         return work | {role: floats for role in ("fold_q", "fold_k", "fold_do", "delta")}
 
     def _quantise(self, run: Run, operation: Attention, tensors: Sequence[tuple[int, ...]]) -> None:
-        """Each tensor: source, its width, first column, row planes, column planes, exponents, leasts, folds."""
-        sizes = run.sizes
+        """Each tensor: source, its width, first column, row planes, column planes, exponents, leasts, folds, and the
+        largest exponent that is usual."""
+        sizes, unusual = run.sizes, run.work(operation, "unusual")
+        run.launch.fill(unusual, 0, 4)
         count = len(tensors)
         tensors = (*tensors, *(4 - count) * [NOTHING])
         run.launch(
             attention_unit(operation),
             "k_attn_quantise",
-            f"{4 * QUANTISED}iiiiP",
+            f"{4 * QUANTISED}iiiiPP",
             (ceiling(sizes.context, TILE), sizes.batch * operation.heads, count),
             (THREADS,),
             *(value for tensor in tensors for value in tensor),
-            *(operation.heads, operation.width, sizes.context, padded(sizes.context, TILE), run.flag(operation)),
+            *(operation.heads, operation.width, sizes.context, padded(sizes.context, TILE)),
+            *(unusual, run.flag(operation)),
         )
 
     def _sizes(self, run: Run, operation: Attention) -> tuple[int | float, ...]:
@@ -82,9 +89,9 @@ class AttentionTwin(Twin[Attention]):
             run,
             operation,
             [
-                (qkv, 3 * inner, 0, w["q"], 0, w["sq"], 0, 0),
-                (qkv, 3 * inner, inner, w["k"], 0, w["sk"], 0, 0),
-                (qkv, 3 * inner, 2 * inner, 0, w["v_columns"], w["sv"], 0, 0),
+                (qkv, 3 * inner, 0, w["q"], 0, w["sq"], 0, 0, USUAL["q"]),
+                (qkv, 3 * inner, inner, w["k"], 0, w["sk"], 0, 0, USUAL["k"]),
+                (qkv, 3 * inner, 2 * inner, 0, w["v_columns"], w["sv"], 0, 0, USUAL["v"]),
             ],
         )
         unit, tokens = attention_unit(operation), padded(sizes.context, TILE)
@@ -96,14 +103,14 @@ class AttentionTwin(Twin[Attention]):
         run.launch(
             unit,
             "k_attn_fwd",
-            f"10P{SIZES}{MASK}PP",
+            f"10P{SIZES}{MASK}PPP",
             (tokens // TILE, heads),
             (BLOCK,),
             *(w[role] for role in ("q", "k", "v_columns", "sq", "sk", "sv", "running")),
             *(run.tensor(operation.outputs[r]) for r in ("y", "maxima", "normalisers")),
             *self._sizes(run, operation),
             *run.mask(operation.probability, operation.site),
-            *(run.values, run.flag(operation)),
+            *(run.values, w["unusual"], run.flag(operation)),
             shared=4 * TILE * (wide + 16) + columns,
         )
 
@@ -120,10 +127,10 @@ class AttentionTwin(Twin[Attention]):
             run,
             operation,
             [
-                (source, width, at, w[n], w[f"{n}_columns"], w[f"s{n}"], w[f"least_{n}"], w[f"fold_{n}"])
+                (source, width, at, w[n], w[f"{n}_columns"], w[f"s{n}"], w[f"least_{n}"], w[f"fold_{n}"], USUAL[n])
                 for n, source, width, at in sources
             ]
-            + [(qkv, 3 * inner, 2 * inner, w["v"], 0, w["sv"], 0, 0)],
+            + [(qkv, 3 * inner, 2 * inner, w["v"], 0, w["sv"], 0, 0, USUAL["v"])],
         )
         unit, items = attention_unit(operation), run.tokens * operation.heads
         out, maxima, normalisers = (run.tensor(operation.outputs[r]) for r in ("y", "maxima", "normalisers"))
@@ -142,10 +149,10 @@ class AttentionTwin(Twin[Attention]):
             *(maxima, normalisers, w["delta"], dqkv),
             *self._sizes(run, operation),
             *run.mask(operation.probability, operation.site),
-            *(run.values, run.flag(operation)),
+            *(run.values, w["unusual"], run.flag(operation)),
         )
         wide = head_padded(operation)
         rows, columns = 8 * TILE * (wide + 16), 2 * wide * (TILE + 16) if wide <= 64 else 0
         grid = (tokens // TILE, heads)
         for name, shared in (("k_attn_bwd_queries", rows + columns), ("k_attn_bwd_keys", rows + 2 * columns)):
-            run.launch(unit, name, f"21P{SIZES}{MASK}PP", grid, (BLOCK,), *arguments, shared=shared)
+            run.launch(unit, name, f"21P{SIZES}{MASK}PPP", grid, (BLOCK,), *arguments, shared=shared)

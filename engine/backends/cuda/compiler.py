@@ -19,6 +19,7 @@ from engine.backends.cuda.sources import Unit, headers, source
 # Every float operation is one IEEE-754 operation: nothing contracted, approximated or flushed to zero.
 OPTIONS = ("--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false", "--std=c++17", "--no-cache")
 COMPUTE_CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)  # those that every kernel is compiled for in the tests
+HOPPER = 90
 PACKAGE = "nvidia-cuda-nvrtc"
 LIBRARY = "libnvrtc.so.13"
 
@@ -78,7 +79,9 @@ def compiler_version() -> str:
 
 def _options(unit: Unit, capability: int) -> list[str]:
     macros = [f"-D{name}={value}" for name, value in sorted(unit.macros.items())]
-    return [f"--gpu-architecture=sm_{capability}", *OPTIONS, *macros]
+    # The suffix allows Hopper's warpgroup instructions, which no other architecture has.
+    suffix = "a" if capability == HOPPER else ""
+    return [f"--gpu-architecture=sm_{capability}{suffix}", *OPTIONS, *macros]
 
 
 def content_hash(unit: Unit, capability: int) -> str:

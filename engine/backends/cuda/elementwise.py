@@ -173,13 +173,13 @@ class ActivationTwin(Twin[Activation]):
         size = run.tokens * self.width
         x, y = run.tensor(operation.inputs["x"]), run.tensor(operation.outputs["y"])
         name = f"k_{operation.function}_fwd"
-        run.launch(ACTIVATION, name, "PqP", blocks(size), (THREADS,), x, size, y)
+        run.launch(ACTIVATION, name, "PqP", blocks(ceiling(size, 4)), (THREADS,), x, size, y)
 
     def backward(self, run: Run, operation: Activation) -> None:
         size = run.tokens * self.width
         x, gradient = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
         name = f"k_{operation.function}_bwd"
-        run.launch(ACTIVATION, name, "PqP", blocks(size), (THREADS,), x, size, gradient)
+        run.launch(ACTIVATION, name, "PqP", blocks(ceiling(size, 4)), (THREADS,), x, size, gradient)
 
 
 class ResidualTwin(Twin[ResidualAdd]):
@@ -235,7 +235,7 @@ class LossTwin(Twin[Loss]):
             LOSS,
             "k_loss_bwd",
             "PPiPPf",
-            (run.tokens, ceiling(self.vocab, THREADS)),
+            (run.tokens,),
             (THREADS,),
             *(logits, targets, self.vocab, maxima, sums, float(run.loss_scale)),
         )

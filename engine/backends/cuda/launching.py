@@ -18,6 +18,7 @@ class Launcher:
         self.stream = card.driver.Stream()
         self._modules: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}
         self._functions: dict[tuple[str, tuple[tuple[str, int], ...], str], Any] = {}
+        self._shared: dict[tuple[str, tuple[tuple[str, int], ...], str], int] = {}
         self.launches = 0
 
     def function(self, unit: Unit, name: str, arguments: str) -> Any:
@@ -44,11 +45,18 @@ class Launcher:
         """Queue one launch; `shared` is dynamic shared memory in bytes."""
         function = self.function(unit, name, arguments)
         if shared > COMMON_SHARED:
-            attribute = self.card.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-            function.set_attribute(attribute, shared)
+            self._allow_shared(unit, name, function, shared)
         grid3, block3 = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
         function.prepared_async_call(grid3, block3, self.stream, *values, shared_size=shared)
         self.launches += 1
+
+    def _allow_shared(self, unit: Unit, name: str, function: Any, size: int) -> None:
+        """Raise a kernel's limit of dynamic shared memory where it is below `size`."""
+        key = (unit.name, tuple(sorted(unit.macros.items())), name)
+        if self._shared.get(key, 0) < size:
+            attribute = self.card.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+            function.set_attribute(attribute, size)
+            self._shared[key] = size
 
     def fill(self, address: int, byte: int, size: int) -> None:
         """Queue setting `size` bytes."""

@@ -2,17 +2,23 @@
 
 from dataclasses import dataclass
 
+from engine.backends.cuda.compiler import HOPPER
 from engine.backends.cuda.run import THREADS, Run, ceiling, padded
 from engine.backends.cuda.sources import Unit
+from engine.backends.cuda.tensor_maps import tensor_map
 from engine.backends.cuda.twin import Twin
 from engine.operations.base import BufferType, Sizes
 from engine.operations.linear import Linear
 
-STEP = 64  # planes are padded to a multiple of this depth
+STEP = 128  # planes are padded to a multiple of this depth
+STAGE_DEPTH = 64  # of the kernels that run on every architecture
 DEEP_ROW = 8192  # from this depth on a row is quantised by a whole block
 INT32_DEPTH = 65536  # up to this depth sums of products fit in int32
 TOPS_PIECE = 64  # tokens that a block looks through for column maxima
 PRODUCT = "PPPPPPqqqiiii"
+# Parameters start at 0x210 of their bank on this architecture, and tensor maps must lie at a multiple of 64.
+HOPPER_PRODUCT = "48x128s128sPPPPqiiiii4x"
+HOPPER_SHARED = 3 * 65536 + 1024
 
 
 @dataclass(frozen=True)
@@ -85,25 +91,47 @@ def multiply(
     out_stride: int = 0,
 ) -> None:
     """out [a.rows, b.rows] = product (+ bias), or += where `add`; once for each shard."""
-    unit = linear_unit(run)
-    stages = unit.macros["STAGES"]
-    large = ceiling(a.rows, 128) * ceiling(b.rows, 128) * shards
-    if a.padded > INT32_DEPTH:
-        name, tile, threads = "k_product_deep", 64, 128
-    elif large >= run.launch.card.processors * 3 // 4:
-        name, tile, threads = "k_product_large", 128, 256
-    else:
-        name, tile, threads = "k_product_small", 64, 128
+    unit, kernel = linear_unit(run), choose_kernel(run, a, b, shards)
+    if kernel == "k_product_hopper":
+        maps = [tensor_map(o.planes, o.rows, o.padded, shards, o.stride) for o in (a, b)]
+        tiles = ceiling(a.rows, 128) * ceiling(b.rows, 128) * shards
+        run.launch(
+            unit,
+            kernel,
+            HOPPER_PRODUCT,
+            (min(tiles, run.launch.card.processors),),
+            (384,),
+            *(*maps, a.exponents, b.exponents, bias, out, out_stride),
+            *(a.rows, b.rows, a.padded, shards, int(add)),
+            shared=HOPPER_SHARED,
+        )
+        return
+    tile, threads = TILES[kernel]
     run.launch(
         unit,
-        name,
+        kernel,
         PRODUCT,
         (ceiling(a.rows, tile) * ceiling(b.rows, tile), 1, shards),
         (threads,),
         *(a.planes, b.planes, a.exponents, b.exponents, bias, out),
         *(a.stride, b.stride, out_stride, a.rows, b.rows, a.padded, int(add)),
-        shared=stages * 4 * tile * STEP,
+        shared=unit.macros["STAGES"] * 4 * tile * STAGE_DEPTH,
     )
+
+
+# Edge of a square tile, and threads, of the kernels that run on every architecture.
+TILES = {"k_product_deep": (64, 128), "k_product_large": (128, 256), "k_product_small": (64, 128)}
+
+
+def choose_kernel(run: Run, a: Operand, b: Operand, shards: int) -> str:
+    """The fastest kernel for a product; all give the same bits."""
+    card = run.launch.card
+    tiles = ceiling(a.rows, 128) * ceiling(b.rows, 128) * shards
+    if a.padded > INT32_DEPTH:
+        return "k_product_deep"
+    if tiles < card.processors // 2:
+        return "k_product_small"
+    return "k_product_hopper" if card.capability == HOPPER else "k_product_large"
 
 
 class LinearTwin(Twin[Linear]):
