@@ -7,16 +7,13 @@ from typing import Any
 from engine.plan import Plan, make_plan
 from engine.program import Program, build_program
 from reproduce.configuration import Configuration
-from reproduce.errors import PlanRefused, ReproduceError
+from reproduce.errors import PlanRefused
 from reproduce.model.code import graph_of
 from reproduce.planning.devices import Device
 from reproduce.planning.items import TITLES, Memory, ParameterItem, memory_of, parameters_of
 from reproduce.planning.sizes import size
 from reproduce.planning.work import Work, work_of
 from reproduce.state import hash_of
-
-MOST_LAYERS = 128
-"""Deeper models are not planned: every buffer of every layer gets its place, which takes ever longer."""
 
 _LASTING = 4 * (1 + 2 + 1)  # bytes for each parameter, at the least: weights, moments, gradients
 _DEEP = 32  # layers from which planning takes seconds
@@ -104,7 +101,7 @@ class Report:
 
 
 def report(configuration: Configuration, device: Device) -> Report:
-    """The plan of a configuration for a device, itemised. Nothing is allocated. Raises ReproduceError, EngineError."""
+    """The plan of a configuration for a device, itemised. Nothing is allocated."""
     program, plan = plan_for(configuration, device)
     parameters = parameters_of(program)
     return Report(
@@ -136,8 +133,6 @@ def refuse_early(configuration: Configuration, limit: "Limit") -> None:
 def plan_for(configuration: Configuration, device: Device) -> tuple[Program, Plan]:
     """The engine's plan as the backend of that device executes it."""
     model, train, tier = configuration.model, configuration.train, configuration.tier
-    if model.layers > MOST_LAYERS:
-        raise ReproduceError(f"model.layers: plans go up to {MOST_LAYERS} layers, found {model.layers}: use fewer")
     program = build_program(model, configuration.recomputed_blocks if device.backend == "cpu" else 0)
     if device.backend == "cpu":
         return program, make_plan(program, train, tier, configuration.run.thread_count())
