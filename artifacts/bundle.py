@@ -183,10 +183,10 @@ def parallel(task: Callable[[Any], _T], items: Iterable[Any], threads: int | Non
     """`task` of every item, in order; the first error ends it and is raised.
 
     Hashing, compressing and reading release the interpreter's lock, so threads are enough. Unless
-    `threads` says how many, there is one more than there are cores, to keep these busy while a
-    thread waits for the disk.
+    `threads` says how many, there are three more than cores, to keep these busy while threads wait for
+    the disk.
     """
-    with ThreadPoolExecutor(threads or (os.cpu_count() or 1) + 1) as pool:
+    with ThreadPoolExecutor(threads or (os.cpu_count() or 1) + 3) as pool:
         futures: list[Future[_T]] = [pool.submit(task, item) for item in items]
         _, pending = wait(futures, return_when=FIRST_EXCEPTION)
         for future in pending:

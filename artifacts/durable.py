@@ -60,10 +60,16 @@ def make_directories(path: Path) -> None:
     if filesystem.is_directory(path):
         return
     make_directories(path.parent)
+    make_directory(path)
     with write_errors(path):
-        with suppress(FileExistsError):
-            filesystem.make_directory(path)
         filesystem.sync_directory(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Makes `path` if it is missing; durable only once the caller has synced the folder above it."""
+    if not filesystem.is_directory(path):
+        with write_errors(path), suppress(FileExistsError):
+            filesystem.make_directory(path)
 
 
 def read_whole(path: Path, limit: int, what: str) -> bytes:

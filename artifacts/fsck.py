@@ -69,7 +69,7 @@ def fsck(store: Store, sample: float = 1.0) -> FsckReport:
 def _check(store: Store, name: str, found: References) -> tuple[str, str | None]:
     subject = found.needed.get(name, f"object {name}")
     try:
-        store.view(name)
+        store.check(name)
     except Corrupt as error:
         return subject, str(error)
     return subject, None

@@ -6,6 +6,7 @@ at worst temporary files and objects that nothing names yet, which `gc` removes.
 """
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,19 @@ _OBJECT_MODE = 0o444
 log = logging.getLogger(__name__)
 
 
+class Scratch:
+    """Memory that a thread uses again and again, for content that is looked at and not kept."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def get(self, size: int) -> memoryview:
+        """`size` bytes, undefined; good until this thread asks again."""
+        if size > len(getattr(self._own, "memory", b"")):
+            self._own.memory = bytearray(size)
+        return memoryview(self._own.memory)[:size] if size else memoryview(b"")
+
+
 class Store:
     """A store in the folder `path`, made there if the folder is missing or empty (unless
     `read_only`).
@@ -39,6 +53,7 @@ class Store:
         self.read_only = read_only
         self.level = level
         self._checked: set[str] = set()
+        self._scratch = Scratch()
         self._gate = Gate(self.path / "locks" / "store", read_only)
         if not filesystem.exists(self.path / FORMAT_FILE):
             self._create()
@@ -77,6 +92,12 @@ class Store:
         file = durable.read_whole(path, encoding.HEADER_SIZE + len(target), what)
         encoding.decode_into(file, target, what)
         self._check_hash(name, hash_bytes(target))
+
+    def check(self, name: str) -> None:
+        """`get` without the content: Missing or Corrupt unless object `name` is there and whole."""
+        what = f"object {name}"
+        file = durable.read_whole(self.object_path(name), encoding.HEADER_SIZE + encoding.MAX_CONTENT, what)
+        self._check_hash(name, hash_bytes(encoding.decode(file, encoding.MAX_CONTENT, what, self._scratch.get)))
 
     def has(self, name: str) -> bool:
         """Whether a file of object `name` is there; its content is only checked by `get`."""
@@ -197,7 +218,8 @@ class Store:
 
     def _write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
         path = self.object_path(name)
-        durable.make_directories(path.parent)
+        # Not synced here: `sync_objects` does that once for all objects of a bundle.
+        durable.make_directory(path.parent)
         durable.write_whole(path, parts, self.path / "tmp", _OBJECT_MODE)
         self._checked.add(name)
 
@@ -215,7 +237,7 @@ class Store:
         if name in self._checked:
             return True
         try:
-            self.view(name)
+            self.check(name)
         except Corrupt as error:
             log.warning("a damaged object is written anew: %s", error)
             return False
