@@ -1,9 +1,10 @@
 """The commands `plan` and `model`: what a configuration needs, and the two views of its model."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -49,14 +50,15 @@ def plan(
 ) -> int:
     """Memory, disk and work of EXPERIMENT, by default the current one."""
     from reproduce import outputs
+    from reproduce.errors import ReproduceError
     from reproduce.model.code import graph_of
     from reproduce.model.drawing import draw
-    from reproduce.planning.devices import find_device
-    from reproduce.planning.display import console_for, show_fits, show_refusal, show_report
+    from reproduce.planning.devices import find_device, present_card
+    from reproduce.planning.display import console_for, show_card, show_fits, show_refusal, show_report
     from reproduce.planning.rates import measure as measure_rate
     from reproduce.planning.rates import read_rate
     from reproduce.planning.remedies import apply_remedy, choose, find_remedies
-    from reproduce.planning.report import limit_of, refusal, refuse_early, report
+    from reproduce.planning.report import limit_of, plan_for, refusal, refuse_early, report
     from reproduce.planning.sizes import parse_size
     from reproduce.project import Project
 
@@ -73,9 +75,11 @@ def plan(
     problem = refusal(found, limit)
     remedies = [] if problem is None else find_remedies(configuration, device, limit)
     if number is not None:
+        if problem is None:
+            raise ReproduceError(f"--apply {number}: the plan fits as it is, there is nothing to apply")
         remedy = choose(remedies, number)
         outputs.write_text(project.params, apply_remedy(path, configuration, remedy))
-        click.echo(f"params.yaml now has {remedy.says}", err=as_json)
+        _say(f"params.yaml now has {remedy.says}", to=sys.stderr if as_json else None)
         return 0
     rate = None
     if device.name == configuration.run.device:
@@ -88,10 +92,12 @@ def plan(
             "remedies": [remedy.to_json() for remedy in remedies],
             "tokens_per_second_measured_here": None if rate is None else rate.tokens_per_second,
         }
-        click.echo(json.dumps({**found.to_json(), **verdict}, indent=2, sort_keys=True))
+        _say(json.dumps({**found.to_json(), **verdict}, indent=2, sort_keys=True))
         return 0 if problem is None else problem.exit_code
     console = console_for()
     show_report(console, found, experiment or "params.yaml", limit, rate)
+    if device_name is None and device.backend == "cpu" and (card := present_card()) is not None:
+        show_card(console, card, plan_for(configuration, card)[1].arena_bytes)
     if problem is None:
         show_fits(console, found, limit)
         return 0
@@ -117,7 +123,7 @@ def code(experiment: str | None, overrides: Sequence[str], output: Path | None) 
 
     _, configuration = _planned(Project.find(), experiment, overrides, None, False)
     if output is None:
-        click.echo(write_code(configuration.model), nl=False)
+        _say(write_code(configuration.model).rstrip("\n"))
     elif output.exists():
         outputs.write_text(output, rewrite_code(Source.read(output), configuration.model))
     else:
@@ -138,11 +144,11 @@ def form(file: Path, write: bool, fix: bool) -> None:
 
     spec = read_code(_read_model(file, fix)).spec
     if not write:
-        click.echo(write_form(spec), nl=False)
+        _say(write_form(spec).rstrip("\n"))
         return
     params = Project.find().params
     outputs.write_text(params, put_form(read_text(params), spec, str(params)))
-    click.echo(f"the section model of params.yaml is now the model of {file}")
+    _say(f"the section model of params.yaml is now the model of {file}")
 
 
 @model.command()
@@ -163,11 +169,11 @@ def check(file: Path, as_json: bool, fix: bool) -> None:
             "parameters": understood.graph.parameter_count,
             "specification": specification,
         }
-        click.echo(json.dumps(whole, indent=2, sort_keys=True))
+        _say(json.dumps(whole, indent=2, sort_keys=True))
         return
-    click.echo(f"{file} is sound: {understood.graph.parameter_count:,} parameters, specification {specification}")
-    click.echo("With nothing left to a default it reads:")
-    click.echo(write_code(understood.spec, understood.graph.name), nl=False)
+    _say(f"{file} is sound: {understood.graph.parameter_count:,} parameters, specification {specification}")
+    _say("With nothing left to a default it reads:")
+    _say(write_code(understood.spec, understood.graph.name).rstrip("\n"))
 
 
 def _planned(
@@ -199,8 +205,14 @@ def _read_model(file: Path, fix: bool) -> "Source":
     if faults:
         outputs.write_text(file, mended.text)
     for fault in faults:
-        click.echo(f"{_first_line(fault)}\n  mended in {file}", err=True)
+        _say(f"{_first_line(fault)}\n  mended in {file}", to=sys.stderr)
     return mended
+
+
+def _say(text: str, to: TextIO | None = None) -> None:
+    from reproduce.display import print_line
+
+    print_line(to or sys.stdout, text)
 
 
 def _first_line(fault: "ModelError") -> str:

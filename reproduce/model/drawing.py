@@ -140,7 +140,7 @@ def _frame(graph: Graph, group: Group, boxes: dict[str, _Box]) -> str:
     inside = [boxes[node.name] for node in graph.nodes.values() if node.group == group.name]
     top = min(box.top for box in inside) - 2 * _MARGIN + 6
     bottom = max(box.bottom for box in inside) + _MARGIN
-    left, right = _LEFT_LANE - 92, _RIGHT_LANE + 112
+    left, right = _LEFT_LANE - 114, _RIGHT_LANE + 112
     return (
         f'<rect x="{left}" y="{top}" width="{right - left}" height="{bottom - top}" rx="14" fill="#f8f9fa" '
         'stroke="#ced4da"/>'

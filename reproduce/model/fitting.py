@@ -80,9 +80,11 @@ class _Fitting:
             details = error.errors()[0]
             where = str(details["loc"][0]) if details["loc"] else ""
             span = self.header[where].span if where in self.header else self.name
-            message = str(details["ctx"]["error"]) if details["type"] == "value_error" else details["msg"]
-            found = "" if details["type"] == "value_error" else f", found {details['input']!r}"
-            raise fault(self.source, span, f"{where + ': ' if where else ''}{message}{found}") from None
+            if details["type"] == "value_error":
+                raise fault(self.source, span, str(details["ctx"]["error"])) from None
+            expected = details["msg"].removeprefix("Input should be ")
+            message = f"{where}: expected a value {expected}, found {details['input']!r}: correct it"
+            raise fault(self.source, span, message) from None
 
     # --- the parts ---
 

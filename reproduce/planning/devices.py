@@ -49,6 +49,16 @@ class Device:
     what: str
 
 
+def present_card() -> Device | None:
+    """The card of this machine, if there is one that can be used."""
+    from engine.backends.cuda.errors import DeviceUnavailable
+
+    try:
+        return find_device("cuda")
+    except DeviceUnavailable:
+        return None
+
+
 def find_device(name: str) -> Device:
     """The device of that name: `cpu` is this machine, `cuda` its card. Raises ReproduceError naming those there are,
     and DeviceUnavailable if there is no card."""

@@ -1,5 +1,6 @@
 """The plan for people: tables with colours on a terminal, plain elsewhere."""
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from reproduce.planning.devices import Device
 from reproduce.planning.items import TITLES, Item
 from reproduce.planning.rates import Rate
 from reproduce.planning.remedies import Remedy
@@ -23,6 +25,8 @@ _ITEMISED = {"activations": 10, "attention": 10}
 def console_for(stream: TextIO | None = None) -> Console:
     """A console that wraps at the terminal's width, or at a fixed one where there is no terminal."""
     stream = stream or sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # a terminal that has no × is no reason to fail
     width = None if stream.isatty() else _PLAIN_WIDTH
     return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
 
@@ -46,6 +50,13 @@ def show_fits(console: Console, found: Report, limit: Limit) -> None:
         f"fits: {size(found.peak)} needed, {limit.what} {size(limit.bytes)}, {size(limit.bytes - found.peak)} left",
         style="green",
     )
+
+
+def show_card(console: Console, card: Device, needed: int) -> None:
+    """One line on the card that is there but was not asked for."""
+    fits = needed <= card.memory
+    verdict = f"fits, {size(card.memory - needed)} left" if fits else "does not fit"
+    console.print(f"as run.device=cuda: {size(needed)} needed, {card.what} {size(card.memory)}: {verdict}")
 
 
 def show_refusal(console: Console, message: str, remedies: Sequence[Remedy]) -> None:

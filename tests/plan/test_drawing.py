@@ -39,7 +39,7 @@ def test_nothing_overlaps_and_nothing_is_outside(spec: ModelSpec) -> None:
     ]
     assert page == (0, 0, width, height)
     for x, y, w, h in (frame, *boxes):
-        assert 0 <= x and x + w <= width and 0 <= y and y + h <= height
+        assert min(x, y) >= 0 and x + w <= width and y + h <= height
     for number, (x, y, w, h) in enumerate(boxes):
         for other_x, other_y, other_w, other_h in boxes[:number]:
             assert x + w <= other_x or other_x + other_w <= x or y + h <= other_y or other_y + other_h <= y

@@ -1,5 +1,6 @@
 """Whatever a file holds, the answer is a model or a ModelError: soon, and never a traceback."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,8 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 WORDS = [*"()=,:;+-*\n\"#.", "  ", "\n    ", "model", "repeat", "true", "false", "M", "x", "d", "0", "1", "2147483647"]
-WORDS += ["1.5", '"gelu"', "tokens", "token_embed", "learned_pos", "attention", "mlp", "norm", "head", "dropout", "logits"]
+WORDS += ["1.5", '"gelu"', "tokens", "token_embed", "learned_pos", "attention", "mlp", "norm", "head"]
+WORDS += ["dropout", "logits"]
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=60).map("".join), st.booleans())
@@ -101,7 +103,5 @@ def _answers(text: str) -> None:
         read_code(Source("m", text))
     except ModelError as error:
         assert str(error).startswith("m, line ")
-    try:
+    with contextlib.suppress(ModelError):
         mend(Source("m", text))
-    except ModelError:
-        pass

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.plan import make_plan
@@ -66,7 +66,8 @@ def test_items_of_a_known_model() -> None:
     found = planned("char-4.8m", *CLASSIC, "train.shards=1")
     items = {item.kind: item for item in found.memory.items}
     weights = items["attn.weights"]
-    assert (weights.category, weights.shape, weights.count, weights.layered) == ("attention", (64, 8, 512, 512), 6, True)
+    assert (weights.category, weights.shape) == ("attention", (64, 8, 512, 512))
+    assert (weights.count, weights.layered) == (6, True)
     assert weights.each == 64 * 8 * 512 * 512 * 4 == 512 * 2**20
     assert found.memory.by_category()["attention"] == 6 * 512 * 2**20
     assert items["saved"].count == 3 and items["gradients"].count == 1
@@ -97,14 +98,14 @@ def test_a_small_batch_fits_two_gibibytes() -> None:
 
 def test_the_stage_refuses_what_does_not_fit() -> None:
     small = Device("cpu", "cpu", 2**20, "this machine has free")
-    with pytest.raises(PlanRefused, match="this machine has free 1.0 MiB. .* `reproduce plan` lists what would make it"):
+    with pytest.raises(PlanRefused, match=r"this machine has free 1\.0 MiB\. .* `reproduce plan` lists"):
         require_memory(configured("tiny"), small)
     assert require_memory(configured("tiny"), CPU).peak == planned("tiny").peak
 
 
 def test_a_deep_model_is_refused_without_planning() -> None:
     deep = configured("tiny", "model.layers=200", "model.d_model=8192", "model.heads=64")
-    with pytest.raises(PlanRefused, match="gradients and optimizer state alone, the budget is 4.0 GiB: use a smaller"):
+    with pytest.raises(PlanRefused, match=r"optimizer state alone, the budget is 4\.0 GiB: use a smaller"):
         refuse_early(deep, Limit(4 * GIB, "the budget is"))
     refuse_early(configured("tiny"), Limit(1, "the budget is"))
 
@@ -250,7 +251,7 @@ def test_sizes(text: str, bytes_: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "4GB", "-1", "4 G", "1e9", "1.GiB", ".5GiB", "٤GiB", "9" * 5000, "inf"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ReproduceError, match="^expected a size such as 4GiB, 512MiB or 1000000, found "):
+    with pytest.raises(ReproduceError, match=r"^expected a size such as 4GiB, 512MiB or 1000000, found "):
         parse_size(text)
 
 
@@ -261,6 +262,7 @@ def test_sizes_for_people(value: int) -> None:
     assert abs(parse_size(text) - value) <= max(value // 15, 1)
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 300), st.integers(1, 400), st.integers(0, 10**6))
 def test_disk_is_the_sum_over_saved_steps(steps: int, every: int, parameters: int) -> None:
     base = configured("tiny")

@@ -116,13 +116,19 @@ FAULTS = {
         "line 7, column 17: tokens (tokens.y) gives [B, T], norm (norm.x) expects [B, T, width]: give it the "
         "embedded tokens or what was computed from them",
     ),
-    "learned_pos(context, d)(tokens)": ("token_embed(vocab, d)(tokens)", "expected an operation before the parenthesis"),
+    "learned_pos(context, d)(tokens)": (
+        "token_embed(vocab, d)(tokens)",
+        "expected an operation before the parenthesis",
+    ),
     "token_embed(vocab, d)(learned_pos(context, d))": (
         "token_embed(vocab, d)(tokens)",
         "line 3, column 7: learned_pos (learned_pos.y) gives [T, 256], token_embed (token_embed.tokens) expects "
         "[B, T]: apply it to tokens",
     ),
-    "tokens + learned_pos": ("token_embed(vocab, d)(tokens) + learned_pos", "gives [T, 256], the sum (sum.branch) expects"),
+    "tokens + learned_pos": (
+        "token_embed(vocab, d)(tokens) + learned_pos",
+        "gives [T, 256], the sum (sum.branch) expects",
+    ),
 }
 
 

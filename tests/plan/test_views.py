@@ -115,7 +115,7 @@ SAME = {
     "semicolons at line ends": EXAMPLE.replace("layers = 6", "layers = 6;"),
     "arithmetic": EXAMPLE.replace("256;", "2 * (3 + 5) * 20 - 64;").replace("layers = 6", "layers = heads - 2"),
     "over several lines": EXAMPLE.replace("norm(x), hidden", "\n norm(x),\n\n        hidden"),
-    "the sum the other way": EXAMPLE.replace("x + mlp", "0").replace("0(", "mlp(").replace("0.1)\n  log", "0.1) + x\n  log"),
+    "the sum the other way": EXAMPLE.replace("x + mlp", "mlp").replace("0.1)\n  log", "0.1) + x\n  log"),
     "a name for the norm": EXAMPLE.replace("    x = x + mlp(norm(x)", "    y = norm(x)\n    x = x + mlp(y"),
     "a name for the embedding": EXAMPLE.replace("token_embed(vocab, d)(tokens)", "table(tokens)").replace(
         "  x = table", "  table = token_embed(vocab, d)\n  x = table"
