@@ -57,9 +57,9 @@ def _tiled(configuration: Configuration, device: Device) -> Sequence[Changes]:
 
 
 def _recompute(configuration: Configuration, device: Device) -> Sequence[Changes]:
-    # The least that fits is chosen; the card keeps all of its activations.
+    # The last block's backward half comes at once, so to compute it again gains nothing. On a card all is kept.
     layers = configuration.model.layers if device.backend == "cpu" else 0
-    return [{("run", "recompute"): blocks} for blocks in range(configuration.run.recompute + 1, layers + 1)]
+    return [{("run", "recompute"): blocks} for blocks in range(configuration.run.recompute + 1, layers)]
 
 
 def _threads(configuration: Configuration, device: Device) -> Sequence[Changes]:
