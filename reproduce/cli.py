@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from reproduce.configuration import Configuration, load_configuration
+from reproduce.display import print_line
 from reproduce.plan_commands import COMMANDS
 from reproduce.project import Project
 
@@ -72,8 +73,11 @@ def _of_system(error: OSError) -> str:
 
 
 def _complain(text: str) -> None:
-    encoding = sys.stderr.encoding or "utf-8"
-    click.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=True)
+    print_line(sys.stderr, text)
+
+
+def _answer(text: str) -> None:
+    print_line(sys.stdout, text)
 
 
 def _load(overrides: Sequence[str] = ()) -> tuple[Project, Configuration]:
@@ -133,7 +137,7 @@ def _train(bundle: str | None) -> None:
             start = find_bundle(store, bundle)
             require_same_configuration(store, start, configuration)
         train_stage(project, configuration, start)
-    click.echo("`dvc repro` goes on with the pipeline from here")
+    _answer("`dvc repro` goes on with the pipeline from here")
 
 
 @cli.command()
@@ -142,7 +146,7 @@ def commit() -> None:
     from reproduce.committing import commit as write
 
     project, configuration = _load()
-    click.echo(write(project, configuration))
+    _answer(write(project, configuration))
 
 
 @cli.command()
@@ -152,7 +156,7 @@ def log() -> None:
 
     project, configuration = _load()
     for line in log_lines(project, configuration):
-        click.echo(line)
+        _answer(line)
 
 
 @cli.command()
@@ -164,7 +168,7 @@ def show(hash: str | None) -> None:
     project, configuration = _load()
     lines = show_committed(project) if hash is None else show_hash(project, configuration, hash)
     for line in lines:
-        click.echo(line)
+        _answer(line)
 
 
 @cli.command()
@@ -180,7 +184,7 @@ def sample(bundle: str, **options: Any) -> None:
 
     project, configuration = _load()
     given = {name: value for name, value in options.items() if value is not None}
-    click.echo(sample_text(project, configuration, bundle, given))
+    _answer(sample_text(project, configuration, bundle, given))
 
 
 @cli.command()
@@ -205,7 +209,7 @@ def fsck(part: float) -> int:
     project, configuration = _load()
     lines, code = fsck_lines(project.store(configuration.run, read_only=True), part)
     for line in lines:
-        click.echo(line)
+        _answer(line)
     return code
 
 
@@ -219,7 +223,7 @@ def gc(dry_run: bool, keep_last: int | None, keep_every: int | None) -> None:
 
     project, configuration = _load()
     for line in gc_lines(project.store(configuration.run), dry_run, keep_last, keep_every):
-        click.echo(line)
+        _answer(line)
 
 
 for command in COMMANDS:

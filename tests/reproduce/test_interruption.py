@@ -138,7 +138,7 @@ def test_a_second_dvc_repro_beside_the_first_does_no_harm(long_project, left_alo
 def test_sigusr1_saves_and_goes_on(long_project):
     project = long_project
     for stage in ("fetch", "prepare", "plan"):
-        project.reproduce("stage", stage)
+        project.call("stage", stage)
     process = project.start_reproduce("train")
     wait_for_bundle(project, process)
     process.send_signal(signal.SIGUSR1)
@@ -152,13 +152,13 @@ def test_sigusr1_saves_and_goes_on(long_project):
 def test_a_second_sigterm_ends_at_once_and_leaves_the_store_whole(long_project, left_alone):
     project = long_project
     for stage in ("fetch", "prepare", "plan"):
-        project.reproduce("stage", stage)
+        project.call("stage", stage)
     process = project.start_reproduce("train")
     wait_for_bundle(project, process)
     while process.poll() is None:
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "0 missing, 0 corrupt" in project.reproduce("fsck").stdout
+    assert "0 missing, 0 corrupt" in project.call("fsck").stdout
     project.dvc("repro")
     assert outputs(project) == left_alone
 
@@ -168,12 +168,12 @@ def test_numbers_that_are_not_finite_end_the_run_with_its_last_good_bundle(proje
         {"train": {"learning_rate": 1e25, "final_learning_rate": 0.0, "warmup_steps": 0, "clip_norm": 0.0}}
     )
     for stage in ("fetch", "prepare", "plan"):
-        project.reproduce("stage", stage)
+        project.call("stage", stage)
     said = project.reproduce("train", code=7).stderr
     assert "is good: " in said
     good = said.split("is good: ")[1].strip()[:64]
     assert project.status() == "failed"
-    assert "all verified" in project.reproduce("show", good).stdout
+    assert "all verified" in project.call("show", good).stdout
     assert not (project.root / "run" / "run.json").exists()
     # Trying again fails the same way: nothing was smoothed over.
     assert project.reproduce("train", code=7).stderr.split("is good: ")[1].strip()[:64] == good
@@ -202,7 +202,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(long_project, left_alone):
     if probe.returncode:
         pytest.skip("no user and mount namespaces here")
     for stage in ("fetch", "prepare", "plan"):
-        project.reproduce("stage", stage)
+        project.call("stage", stage)
     done = project.run(
         "unshare", "-rm", "sh", "-c", FULL_DISK, "sh", str(16 * 2**20 - 600_000), sys.executable, code=6
     )
