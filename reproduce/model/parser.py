@@ -27,6 +27,9 @@ MAX_NESTING = 16
 """Parentheses within parentheses, and blocks within blocks. Nothing a model needs comes near, and no input can make
 the recursion over the syntax deep."""
 
+MAX_TOKENS = 2000
+"""Words, numbers and signs of one text; a model has some two hundred."""
+
 _GRAMMAR = Path(__file__).with_name("grammar.lark")
 
 # How tokens read in messages; the others stand for themselves.
@@ -113,7 +116,9 @@ class _Blocks(Indenter):
             )
 
     def process(self, stream: Iterator[Token]) -> Iterator[Token]:
-        for token in super().process(stream):  # type: ignore[no-untyped-call]
+        for number, token in enumerate(super().process(stream)):  # type: ignore[no-untyped-call]
+            if number == MAX_TOKENS:
+                raise _Refused(token, f"expected at most {MAX_TOKENS:,} words and signs, found more: shorten it")
             if self.paren_level >= MAX_NESTING and token.type == "LPAR":
                 raise _Refused(token, f"expected parentheses at most {MAX_NESTING} deep, found more")
             yield token

@@ -59,6 +59,11 @@ def test_hostile_text(text: str) -> None:
     assert message.isprintable() or set(c for c in message if not c.isprintable()) == {"\n"}
 
 
+def test_too_many_words() -> None:
+    with pytest.raises(ModelError, match=r"^m, line 2, column \d+: expected at most 2,000 words and signs, found more"):
+        read_code(Source("m", HOSTILE["a sum of thousands"]))
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
