@@ -67,6 +67,15 @@ __device__ __forceinline__ float scaled_float(int64 v, int e) {
     return (float)((double)v * power_of_two64(e));
 }
 
+// Whether 2**e is a normal fp32 number, so that one multiplication by it is exact (or overflows as it should).
+__device__ __forceinline__ bool is_plain(int e) { return e >= -126 && e <= 127; }
+
+// The same for any e, out of line: called where exponents are unusual, and kept out of the way of the common path.
+__device__ __noinline__ float scaled_float_rare(int64 v, int e) {
+    if (is_plain(e)) return (float)v * power_of_two32(e);
+    return v == 0 ? 0.0f : (float)((double)v * power_of_two64(e));
+}
+
 // --- tensor cores ---------------------------------------------------------------------------------------------------
 
 // c[16 x 8] += a[16 x 32] * b[32 x 8] in int8 with int32 sums. With g = lane / 4 and t = lane % 4, a thread holds rows g

@@ -92,9 +92,85 @@ __device__ __forceinline__ void tile_place(const HopperProduct &p, int index, in
     n0 = (down ? index / tiles_m : index % tiles_n) * HOPPER_COLUMNS;
 }
 
-// fp32((256*high + middle) * 2**e), rounded once.
-__device__ __forceinline__ float combined(int high, int middle, int e) {
-    return scaled_float(((int64)high << 8) + middle, e);
+// Exponents of one operand are usual within these bounds, and those of a pair if their sum is within PAIR bounds: the
+// scale may then be applied as two fp32 factors, and nothing but the conversion of the integer rounds.
+#define LEAST_EXPONENT -60
+#define MOST_EXPONENT 100
+#define LEAST_PAIR -60
+#define MOST_PAIR 134
+
+// Write (or add) a thread's results: rows `row` and `row` + 8, columns `column` + 8n and the next of each.
+__device__ __forceinline__ void write_tile(const HopperProduct &p, int row, int column, int shard, const int (&high)[64],
+                                           const int (&middle)[64]) {
+    const int *a_exponents = p.a_exponents + shard * p.rows, *b_exponents = p.b_exponents + shard * p.columns;
+    bool even = p.columns % 2 == 0;
+    int s_row[2] = {row < p.rows ? a_exponents[row] : 0, row + 8 < p.rows ? a_exponents[row + 8] : 0};
+    float column_factor[32];
+    int least = MOST_EXPONENT, most = LEAST_EXPONENT;
+    bool usual = true;
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        int c = column + 8 * n;
+        int2 s = make_int2(0, 0);
+        if (even && c < p.columns)
+            s = *(const int2 *)(b_exponents + c);
+        else {
+            if (c < p.columns) s.x = b_exponents[c];
+            if (c + 1 < p.columns) s.y = b_exponents[c + 1];
+        }
+        least = min(least, min(s.x, s.y)), most = max(most, max(s.x, s.y));
+        column_factor[2 * n] = power_of_two32(4 - s.x), column_factor[2 * n + 1] = power_of_two32(4 - s.y);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        usual = usual && s_row[r] >= LEAST_EXPONENT && s_row[r] <= MOST_EXPONENT && least + s_row[r] >= LEAST_PAIR &&
+                most + s_row[r] <= MOST_PAIR;
+    usual = usual && least >= LEAST_EXPONENT && most <= MOST_EXPONENT;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (row + 8 * half >= p.rows) continue;
+        float *out = p.out + shard * p.out_stride + (int64)(row + 8 * half) * p.columns;
+        float row_factor = power_of_two32(4 - s_row[half]);
+        if (usual) {
+#pragma unroll
+            for (int n = 0; n < 16; n++) {
+                int c = column + 8 * n, i = 4 * n + 2 * half;
+                float2 y;
+                y.x = ((float)(((int64)high[i] << 8) + middle[i]) * row_factor) * column_factor[2 * n];
+                y.y = ((float)(((int64)high[i + 1] << 8) + middle[i + 1]) * row_factor) * column_factor[2 * n + 1];
+                if (!even) {
+                    float pair[2] = {y.x, y.y};
+                    for (int j = 0; j < 2 && c + j < p.columns; j++) {
+                        if (p.bias) pair[j] = pair[j] + p.bias[c + j];
+                        out[c + j] = p.add ? out[c + j] + pair[j] : pair[j];
+                    }
+                } else if (c < p.columns) {
+                    float2 *target = (float2 *)(out + c);
+                    if (p.bias) {
+                        float2 bias = *(const float2 *)(p.bias + c);
+                        y.x = y.x + bias.x, y.y = y.y + bias.y;
+                    }
+                    if (p.add) {
+                        float2 old = *target;
+                        y.x = old.x + y.x, y.y = old.y + y.y;
+                    }
+                    *target = y;
+                }
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < 16; n++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    int c = column + 8 * n + j, i = 4 * n + 2 * half + j;
+                    if (c >= p.columns) continue;
+                    int64 v = ((int64)high[i] << 8) + middle[i];
+                    float y = scaled_float(v, 8 - s_row[half] - b_exponents[c]);
+                    if (p.bias) y = y + p.bias[c];
+                    out[c] = p.add ? out[c] + y : y;
+                }
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
@@ -108,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     if (threadIdx.x == 0) {
         for (int s = 0; s < HOPPER_STAGES; s++) {
             barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, 2);
+            barrier_init(empty + 8 * s, 8); // a warp of either group arrives when its part is read
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
@@ -156,43 +232,14 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 if (step > 0) {
                     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                    if ((threadIdx.x & 127) == 0) barrier_arrive(empty + 8 * before);
+                    if (lane == 0) barrier_arrive(empty + 8 * before);
                 }
                 before = stage;
                 if (++stage == HOPPER_STAGES) stage = 0, parity ^= 1;
             }
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            if ((threadIdx.x & 127) == 0) barrier_arrive(empty + 8 * before);
-            const int *a_exponents = p.a_exponents + shard * p.rows, *b_exponents = p.b_exponents + shard * p.columns;
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int row = m0 + (group - 1) * 64 + warp * 16 + (lane >> 2) + 8 * half;
-                if (row >= p.rows) continue;
-                int e = 8 - a_exponents[row];
-                float *out = p.out + shard * p.out_stride + (int64)row * p.columns;
-#pragma unroll
-                for (int n = 0; n < 16; n++) {
-                    int column = n0 + 8 * n + 2 * (lane & 3), i = 4 * n + 2 * half;
-                    if (column + 1 < p.columns && p.columns % 2 == 0) {
-                        int2 s = *(const int2 *)(b_exponents + column);
-                        float2 y = make_float2(combined(high[i], middle[i], e - s.x),
-                                               combined(high[i + 1], middle[i + 1], e - s.y));
-                        if (p.bias) y.x = y.x + p.bias[column], y.y = y.y + p.bias[column + 1];
-                        float2 *target = (float2 *)(out + column);
-                        if (p.add) {
-                            float2 old = *target;
-                            y.x = old.x + y.x, y.y = old.y + y.y;
-                        }
-                        *target = y;
-                    } else
-                        for (int j = 0; j < 2; j++)
-                            if (column + j < p.columns) {
-                                float y = combined(high[i + j], middle[i + j], e - b_exponents[column + j]);
-                                if (p.bias) y = y + p.bias[column + j];
-                                out[column + j] = p.add ? out[column + j] + y : y;
-                            }
-                }
-            }
+            if (lane == 0) barrier_arrive(empty + 8 * before);
+            write_tile(p, m0 + (group - 1) * 64 + warp * 16 + (lane >> 2), n0 + 2 * (lane & 3), shard, high, middle);
         }
     }
 }

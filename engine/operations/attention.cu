@@ -225,7 +225,7 @@ __device__ __forceinline__ void scaled_scores(const int (&v)[8][4], const int (&
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                x[n][i] = scaled_float(v[n][i], 8 - s[i >> 1] - columns[8 * n + 2 * (lane & 3) + (i & 1)].exponent) * scale;
+                x[n][i] = scaled_float_rare(v[n][i], 8 - s[i >> 1] - columns[8 * n + 2 * (lane & 3) + (i & 1)].exponent) * scale;
     }
 }
 
@@ -266,6 +266,9 @@ __device__ __forceinline__ void right_operand(uint32 tile, const int8 *from, int
 // sum[n][i] += fp32(product * 2**(8 - s - least)) for the warp's 16 rows; s[half] of rows g and g + 8.
 __device__ __forceinline__ void add_product(const Left &left, uint32 tile, const int8 *from, int64 plane, int padded,
                                             const int (&s)[2], int least, float (&sum)[DP / 8][4]) {
+    int e[2] = {8 - s[0] - least, 8 - s[1] - least};
+    bool plain = is_plain(e[0]) && is_plain(e[1]);
+    float factor[2] = {power_of_two32(e[0]), power_of_two32(e[1])};
 #pragma unroll
     for (int n = 0; n < DP / 8; n += 2) {
         int high[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, middle[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
@@ -282,8 +285,12 @@ __device__ __forceinline__ void add_product(const Left &left, uint32 tile, const
 #pragma unroll
         for (int j = 0; j < 2; j++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                sum[n + j][i] = sum[n + j][i] + scaled_float((high[j][i] << 8) + middle[j][i], 8 - s[i >> 1] - least);
+            for (int i = 0; i < 4; i++) {
+                int v = (high[j][i] << 8) + middle[j][i];
+                float y = (float)v * factor[i >> 1];
+                if (!plain) y = scaled_float_rare(v, e[i >> 1]);
+                sum[n + j][i] = sum[n + j][i] + y;
+            }
     }
 }
 
@@ -328,6 +335,27 @@ struct Forward {
     float *out, *maxima, *normalisers;       // [B, T, H*D], [B, H, T], [B, H, T]
 };
 
+// The keys after a row's query, in the tile on the diagonal.
+__device__ __forceinline__ void hide_later(float (&x)[8][4], const int (&row)[2], int lane, float hidden) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[n][i] = 8 * n + 2 * (lane & 3) + (i & 1) <= row[i >> 1] ? x[n][i] : hidden;
+}
+
+// The same where rows are keys and columns are queries.
+__device__ __forceinline__ void hide_earlier(float (&x)[8][4], const int (&row)[2], int lane) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[n][i] = 8 * n + 2 * (lane & 3) + (i & 1) >= row[i >> 1] ? x[n][i] : 0.0f;
+}
+
+// rint(p * 2**e) for p in [0, 1], where exponents are unusual; below 2**-2 it is 0.
+__device__ __noinline__ int weight_rare(float p, int e) {
+    return p > 0.0f && e >= -2 ? __float2int_rn(p * power_of_two32(e)) : 0;
+}
+
 #define FORWARD_COLUMNS (DP < 64 ? DP : 64) // of the head at a time: the accumulators of more do not fit in registers
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3) k_attn_fwd(Forward f, Sizes z, Mask mask, const StepValues *values,
@@ -360,13 +388,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) k_attn_fwd(Forward f, S
         __syncthreads();
         scores(q_tile, k_tile, first, v);
         scaled_scores(v, sq, factor, k_columns, z.scale, usual, x);
+        if (j0 == i0) hide_later(x, row, lane, -infinity());
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                bool seen = j0 < i0 || 8 * n + 2 * (lane & 3) + (i & 1) <= row[i >> 1];
-                m[i >> 1] = seen && x[n][i] > m[i >> 1] ? x[n][i] : m[i >> 1];
-            }
+            for (int i = 0; i < 4; i++) m[i >> 1] = x[n][i] > m[i >> 1] ? x[n][i] : m[i >> 1];
         __syncthreads();
     }
 #pragma unroll
@@ -410,6 +436,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) k_attn_fwd(Forward f, S
             __syncthreads();
             scores(q_tile, k_tile, first, v);
             scaled_scores(v, sq, factor, k_columns, z.scale, usual, x);
+            if (j0 == i0) hide_later(x, row, lane, -infinity());
 #pragma unroll
             for (int n = 0; n < 8; n++) {
                 uint32 sums[2] = {0, 0}; // of two numbers up to 2**30 each
@@ -417,22 +444,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) k_attn_fwd(Forward f, S
                 for (int i = 0; i < 4; i++) {
                     int r = i >> 1, j = 8 * n + 2 * (lane & 3) + (i & 1);
                     float difference = x[n][i] - m[r];
+                    // Hidden scores are -infinity, of which exp is 0.
                     float p = exp32_of_nonpositive(difference < 0.0f ? difference : 0.0f);
-                    bool seen = j0 < i0 || j <= row[r];
-                    p = seen ? p : 0.0f;
                     sums[r] += (uint32)__float2int_rn(p * 1073741824.0f);
-                    int w;
-                    if (usual)
-                        w = __float2int_rn((p * weight[r]) * v_columns[j].factor);
-                    else {
-                        int e = WEIGHT_EXPONENT + least[r] - v_columns[j].exponent;
-                        w = seen && e >= -2 ? __float2int_rn(p * power_of_two32(e)) : 0; // below that w is 0
-                    }
-                    if (mask.threshold) w = keep[row[r] * TILE + j] ? w : 0;
-                    v[n][i] = seen ? w : 0;
+                    v[n][i] = __float2int_rn((p * weight[r]) * v_columns[j].factor);
+                    x[n][i] = p;
                 }
                 total[0] += sums[0], total[1] += sums[1];
             }
+            if (!usual)
+#pragma unroll
+                for (int n = 0; n < 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        v[n][i] = weight_rare(x[n][i], WEIGHT_EXPONENT + least[i >> 1] -
+                                                           v_columns[8 * n + 2 * (lane & 3) + (i & 1)].exponent);
+            if (mask.threshold)
+#pragma unroll
+                for (int n = 0; n < 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        v[n][i] = keep[row[i >> 1] * TILE + 8 * n + 2 * (lane & 3) + (i & 1)] ? v[n][i] : 0;
             Left left;
             set_left(left, v);
 #pragma unroll
@@ -460,13 +492,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) k_attn_fwd(Forward f, S
                 f.normalisers[(int64)head * z.tokens + i0 + row[r]] = normaliser[r];
             }
             float *out = f.out + (((int64)b * z.tokens + i0 + row[r]) * z.heads + h) * z.width;
+            int e = 8 - WEIGHT_EXPONENT - least[r];
+            float down = power_of_two32(e);
 #pragma unroll
             for (int n = 0; n < FORWARD_COLUMNS / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     int d = d0 + 8 * n + 2 * (lane & 3) + i;
                     int64 sum = ((int64)high[n][2 * r + i] << 8) + middle[n][2 * r + i];
-                    float o = scaled_float(sum, 8 - WEIGHT_EXPONENT - least[r]) / normaliser[r];
+                    float o = (float)sum * down;
+                    if (!is_plain(e)) o = scaled_float_rare(sum, e);
+                    o = o / normaliser[r];
                     if (d < z.width) out[d] = mask.threshold ? o * mask.factor : o;
                 }
         }
@@ -514,13 +550,25 @@ __device__ __forceinline__ void quantise_left(const float (&x)[8][4], Left &left
         top = group_max(top);
         s[r] = top >= INFINITY_BITS ? 0 : exponent_for(top);
         Factor f = factor_of(s[r]);
+        float y[16];
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            q[n][2 * r] = scaled_integer(x[n][2 * r], f);
-            q[n][2 * r + 1] = scaled_integer(x[n][2 * r + 1], f);
-        }
+        for (int n = 0; n < 16; n++) y[n] = x[n / 2][2 * r + n % 2] * f.first;
+        if (f.second != 1.0f)
+#pragma unroll
+            for (int n = 0; n < 16; n++) y[n] = y[n] * f.second;
+#pragma unroll
+        for (int n = 0; n < 16; n++) q[n / 2][2 * r + n % 2] = __float2int_rn(y[n]);
     }
     set_left(left, q);
+}
+
+// x times what dropout makes of it; rows are keys, columns are queries.
+__device__ __forceinline__ void drop_keys(float (&x)[8][4], const uint8 *keep, const int (&row)[2], int lane, float factor) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x[n][i] = x[n][i] * (keep[(8 * n + 2 * (lane & 3) + (i & 1)) * TILE + row[i >> 1]] ? factor : 0.0f);
 }
 
 // What a row of queries brings to the backward pass; absent queries have inverse 0, so all that follows from them is 0.
@@ -597,17 +645,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) k_attn_bwd_queries(Back
             }
         scores(do_tile, v_tile, first, v);
         scaled_scores(v, sdo, do_factor, v_columns, 1.0f, usual, g);
+        if (mask.threshold)
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    g[n][i] = g[n][i] *
+                              (keep[row[i >> 1] * TILE + 8 * n + 2 * (lane & 3) + (i & 1)] ? mask.factor : 0.0f);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[n][i] = x[n][i] * (g[n][i] - query[i >> 1].delta) * z.scale;
+        if (j0 == i0) hide_later(x, row, lane, 0.0f);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int r = i >> 1, j = 8 * n + 2 * (lane & 3) + (i & 1);
-                float y = g[n][i];
-                if (mask.threshold) y = y * (keep[row[r] * TILE + j] ? mask.factor : 0.0f);
-                float e = x[n][i] * (y - query[r].delta) * z.scale;
-                e = j0 < i0 || j <= row[r] ? e : 0.0f;
-                top[r] = max(top[r], magnitude_bits(e));
-                x[n][i] = e * fold[j];
+                top[i >> 1] = max(top[i >> 1], magnitude_bits(x[n][i]));
+                x[n][i] = x[n][i] * fold[8 * n + 2 * (lane & 3) + (i & 1)];
             }
         if (max(top[0], top[1]) >= INFINITY_BITS) *flag = 1;
         Left left;
@@ -674,28 +729,37 @@ extern "C" __global__ void __launch_bounds__(THREADS) k_attn_bwd_keys(Backward f
             for (int i = 0; i < 4; i++) {
                 int c = 8 * n + 2 * (lane & 3) + (i & 1);
                 float difference = a[n][i] - queries[c].m;
-                float p = exp32_of_nonpositive(difference < 0.0f ? difference : 0.0f) * queries[c].inverse;
-                p = j0 < i0 || row[i >> 1] <= c ? p : 0.0f;
-                float kept = p;
-                if (mask.threshold) kept = kept * (keep[c * TILE + row[i >> 1]] ? mask.factor : 0.0f);
-                a[n][i] = p;
-                x[n][i] = kept * queries[c].fold_do;
+                a[n][i] = exp32_of_nonpositive(difference < 0.0f ? difference : 0.0f) * queries[c].inverse;
             }
+        if (j0 == i0) hide_earlier(a, row, lane);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[n][i] = a[n][i];
+        if (mask.threshold) drop_keys(x, keep, row, lane, mask.factor);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[n][i] = x[n][i] * queries[8 * n + 2 * (lane & 3) + (i & 1)].fold_do;
         quantise_left(x, left, s);
         add_product(left, do_columns, do_from, plane, z.padded, s, f.least_do[tile], dv);
         scores(v_tile, do_tile, first, v);
         scaled_scores(v, sv, v_factor, do_scales, 1.0f, usual, x);
+        if (mask.threshold) drop_keys(x, keep, row, lane, mask.factor);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int c = 8 * n + 2 * (lane & 3) + (i & 1);
-                float g = x[n][i];
-                if (mask.threshold) g = g * (keep[c * TILE + row[i >> 1]] ? mask.factor : 0.0f);
-                float e = a[n][i] * (g - queries[c].delta) * z.scale;
-                e = j0 < i0 || row[i >> 1] <= c ? e : 0.0f;
-                top = max(top, magnitude_bits(e));
-                x[n][i] = e * queries[c].fold_q;
+                x[n][i] = a[n][i] * (x[n][i] - queries[c].delta) * z.scale;
+            }
+        if (j0 == i0) hide_earlier(x, row, lane);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                top = max(top, magnitude_bits(x[n][i]));
+                x[n][i] = x[n][i] * queries[8 * n + 2 * (lane & 3) + (i & 1)].fold_q;
             }
         if (top >= INFINITY_BITS) *flag = 1;
         quantise_left(x, left, s);

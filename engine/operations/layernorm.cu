@@ -24,48 +24,49 @@ extern "C" __global__ void k_layernorm_fwd(const float *x, const float *gain, co
     }
 }
 
-// dx from dy, added where `add`.
-extern "C" __global__ void k_layernorm_bwd(const float *x, const float *gain, const float *mean, const float *rstd,
-                                           const float *dy, int rows, int width, float *dx, int add) {
-    int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = lane_of_thread();
-    if (row >= rows) return;
-    x += (int64)row * width, dy += (int64)row * width, dx += (int64)row * width;
-    float m = mean[row], r = rstd[row], sum = 0.0f, sum_n = 0.0f;
-    for (int c = lane; c < width; c += WARP) {
-        float g = gain ? dy[c] * gain[c] : dy[c];
-        sum = sum + g;
-        sum_n = sum_n + g * ((x[c] - m) * r);
-    }
-    float average = lanes_total(sum) / (float)width;
-    float average_n = lanes_total(sum_n) / (float)width;
-    for (int c = lane; c < width; c += WARP) {
-        float g = gain ? dy[c] * gain[c] : dy[c];
-        float d = r * ((g - average) - (x[c] - m) * r * average_n);
-        dx[c] = add ? dx[c] + d : d;
-    }
-}
+#define WARP_ROWS 2 // rows of the backward pass that each warp takes
 
-// Largest magnitudes of dy*n (row 0) and dy (row 1) for each column of each shard: tops [shards, 2, width], zeros at
-// first. Block (32, 8): 32 columns, 8 tokens at a time; gridDim.y pieces of the tokens.
-extern "C" __global__ void k_layernorm_bwd_tops(const float *x, const float *mean, const float *rstd, const float *dy,
-                                                int tokens, int width, int *tops) {
-    __shared__ int parts[2][8][32];
-    int c = blockIdx.x * 32 + threadIdx.x, z = blockIdx.z;
-    int gain = 0, bias = 0;
-    if (c < width)
-        for (int t = blockIdx.y * 8 + threadIdx.y; t < tokens; t += 8 * gridDim.y) {
-            int64 row = (int64)z * tokens + t;
-            float d = dy[row * width + c];
-            gain = max(gain, magnitude_bits(d * ((x[row * width + c] - mean[row]) * rstd[row])));
-            bias = max(bias, magnitude_bits(d));
+// dx from dy, added where `add`. With `tops` (zeros at first, or null: no parameters) also the largest magnitudes of
+// dy*n (row 0) and dy (row 1) for each column of each shard of shard_rows rows: tops [shards, 2, width].
+extern "C" __global__ void k_layernorm_bwd(const float *x, const float *gain, const float *mean, const float *rstd,
+                                           const float *dy, int rows, int width, float *dx, int add, int shard_rows,
+                                           int *tops) {
+    int lane = lane_of_thread(), block_rows = blockDim.x / WARP * WARP_ROWS, first = blockIdx.x * block_rows;
+    for (int r = threadIdx.x / WARP; r < block_rows && first + r < rows; r += blockDim.x / WARP) {
+        int row = first + r;
+        const float *x_row = x + (int64)row * width, *dy_row = dy + (int64)row * width;
+        float *dx_row = dx + (int64)row * width;
+        float m = mean[row], r_row = rstd[row], sum = 0.0f, sum_n = 0.0f;
+        for (int c = lane; c < width; c += WARP) {
+            float g = gain ? dy_row[c] * gain[c] : dy_row[c];
+            sum = sum + g;
+            sum_n = sum_n + g * ((x_row[c] - m) * r_row);
         }
-    parts[0][threadIdx.y][threadIdx.x] = gain;
-    parts[1][threadIdx.y][threadIdx.x] = bias;
-    __syncthreads();
-    if (threadIdx.y < 2 && c < width) {
-        int top = 0;
-        for (int y = 0; y < 8; y++) top = max(top, parts[threadIdx.y][y][threadIdx.x]);
-        atomicMax(&tops[(z * 2 + threadIdx.y) * width + c], top);
+        float average = lanes_total(sum) / (float)width;
+        float average_n = lanes_total(sum_n) / (float)width;
+        for (int c = lane; c < width; c += WARP) {
+            float g = gain ? dy_row[c] * gain[c] : dy_row[c];
+            float d = r_row * ((g - average) - (x_row[c] - m) * r_row * average_n);
+            dx_row[c] = add ? dx_row[c] + d : d;
+        }
+    }
+    if (!tops) return;
+    int count = min(block_rows, rows - first);
+    for (int c = threadIdx.x; c < width; c += blockDim.x) {
+        int gain_top = 0, bias_top = 0, z = first / shard_rows, until = shard_rows - first % shard_rows;
+        for (int r = 0; r <= count; r++) {
+            if (r == until || r == count) {
+                atomicMax(&tops[(z * 2) * width + c], gain_top);
+                atomicMax(&tops[(z * 2 + 1) * width + c], bias_top);
+                if (r == count) break;
+                gain_top = bias_top = 0;
+                z++, until += shard_rows;
+            }
+            int row = first + r;
+            float d = dy[(int64)row * width + c];
+            gain_top = max(gain_top, magnitude_bits(d * ((x[(int64)row * width + c] - mean[row]) * rstd[row])));
+            bias_top = max(bias_top, magnitude_bits(d));
+        }
     }
 }
 
@@ -78,7 +79,8 @@ __device__ __forceinline__ void finite_tops(const int *tops, int width, int c, i
     }
 }
 
-// Sums over tokens of the integers of dy*n and dy: sums [shards, 2, width], zeros at first. Launched as the above.
+// Sums over tokens of the integers of dy*n and dy: sums [shards, 2, width], zeros at first.
+// Block (32, 8): 32 columns, 8 tokens at a time; gridDim.y pieces of the tokens.
 extern "C" __global__ void k_layernorm_bwd_sums(const float *x, const float *mean, const float *rstd, const float *dy,
                                                 int tokens, int width, const int *tops, uint64 *sums, int *flag) {
     __shared__ int64 parts[2][8][32];

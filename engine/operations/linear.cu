@@ -47,33 +47,67 @@ __device__ __forceinline__ int row_top(const float *x, int depth, int i, int cou
     return top;
 }
 
-// x [rows, depth] to planes with one exponent per row; a warp takes a row.
-extern "C" __global__ void k_quantise_rows(const float *x, int rows, int depth, int padded, int8 *planes, int *exponents,
-                                           int *flag) {
-    int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    if (row >= rows) return;
-    const float *source = x + (int64)row * depth;
-    int top = warp_max(row_top(source, depth, lane_of_thread(), WARP));
-    int s = row_exponent(top, flag);
-    if (lane_of_thread() == 0) exponents[row] = s;
-    int8 *hi = planes + (int64)row * padded;
-    write_row(source, depth, padded, s, hi, hi + (int64)rows * padded, lane_of_thread(), WARP);
+// tops[shard, c] = max(itself, magnitudes of column c in `count` rows from `first` on); a shard has shard_rows rows.
+__device__ __forceinline__ void add_column_tops(const float *x, int first, int count, int depth, int shard_rows, int *tops) {
+    int shard = first / shard_rows, left = shard_rows - first % shard_rows;
+    bool by_four = depth % 4 == 0;
+    int width = by_four ? 4 : 1;
+    for (int c = width * threadIdx.x; c < depth; c += width * blockDim.x) {
+        int top[4] = {0, 0, 0, 0}, z = shard, until = left;
+        for (int r = 0; r < count; r++) {
+            if (r == until) {
+                for (int j = 0; j < width; j++) atomicMax(&tops[(int64)z * depth + c + j], top[j]), top[j] = 0;
+                z++, until += shard_rows;
+            }
+            const float *at = x + (int64)(first + r) * depth + c;
+            if (by_four) {
+                float4 v = *(const float4 *)at;
+                top[0] = max(top[0], magnitude_bits(v.x)), top[1] = max(top[1], magnitude_bits(v.y));
+                top[2] = max(top[2], magnitude_bits(v.z)), top[3] = max(top[3], magnitude_bits(v.w));
+            } else
+                top[0] = max(top[0], magnitude_bits(*at));
+        }
+        for (int j = 0; j < width; j++) atomicMax(&tops[(int64)z * depth + c + j], top[j]);
+    }
 }
 
-// The same with a block for each row, for deep rows.
+#define WARP_ROWS 2 // rows that each warp quantises
+#define DEEP_ROWS 4 // rows that a block quantises, where it takes all its threads for one
+
+// x [rows, depth] to planes with one exponent per row; a warp takes a row. With `tops` (zeros at first, or null) also
+// the largest magnitudes of the columns of each shard.
+extern "C" __global__ void k_quantise_rows(const float *x, int rows, int depth, int padded, int8 *planes, int *exponents,
+                                           int shard_rows, int *tops, int *flag) {
+    int block_rows = blockDim.x / WARP * WARP_ROWS, first = blockIdx.x * block_rows;
+    for (int r = threadIdx.x / WARP; r < block_rows && first + r < rows; r += blockDim.x / WARP) {
+        int row = first + r;
+        const float *source = x + (int64)row * depth;
+        int s = row_exponent(warp_max(row_top(source, depth, lane_of_thread(), WARP)), flag);
+        if (lane_of_thread() == 0) exponents[row] = s;
+        int8 *hi = planes + (int64)row * padded;
+        write_row(source, depth, padded, s, hi, hi + (int64)rows * padded, lane_of_thread(), WARP);
+    }
+    if (tops) add_column_tops(x, first, min(block_rows, rows - first), depth, shard_rows, tops);
+}
+
+// The same with all threads of a block for each row, for deep rows.
 extern "C" __global__ void k_quantise_deep_rows(const float *x, int rows, int depth, int padded, int8 *planes,
-                                                int *exponents, int *flag) {
-    __shared__ int tops[32];
-    int row = blockIdx.x;
-    const float *source = x + (int64)row * depth;
-    int top = warp_max(row_top(source, depth, threadIdx.x, blockDim.x));
-    if (lane_of_thread() == 0) tops[threadIdx.x / WARP] = top;
-    __syncthreads();
-    for (int w = 0; w < (int)(blockDim.x / WARP); w++) top = max(top, tops[w]);
-    int s = row_exponent(top, flag);
-    if (threadIdx.x == 0) exponents[row] = s;
-    int8 *hi = planes + (int64)row * padded;
-    write_row(source, depth, padded, s, hi, hi + (int64)rows * padded, threadIdx.x, blockDim.x);
+                                                int *exponents, int shard_rows, int *tops, int *flag) {
+    __shared__ int parts[32];
+    int first = blockIdx.x * DEEP_ROWS, count = min(DEEP_ROWS, rows - first);
+    for (int row = first; row < first + count; row++) {
+        const float *source = x + (int64)row * depth;
+        int top = warp_max(row_top(source, depth, threadIdx.x, blockDim.x));
+        __syncthreads();
+        if (lane_of_thread() == 0) parts[threadIdx.x / WARP] = top;
+        __syncthreads();
+        for (int w = 0; w < (int)(blockDim.x / WARP); w++) top = max(top, parts[w]);
+        int s = row_exponent(top, flag);
+        if (threadIdx.x == 0) exponents[row] = s;
+        int8 *hi = planes + (int64)row * padded;
+        write_row(source, depth, padded, s, hi, hi + (int64)rows * padded, threadIdx.x, blockDim.x);
+    }
+    if (tops) add_column_tops(x, first, count, depth, shard_rows, tops);
 }
 
 // tops[z, c] = largest magnitude (its encoding) of column c of shard z; tops start as zeros.

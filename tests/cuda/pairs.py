@@ -161,6 +161,7 @@ class Pair:
         self.cuda._upload("values")
         for operation in self.program.operations:
             operation.prepare(self.frame)
+        self.cuda.fill_zeros()
         self.run.prepare()
         launch.synchronise()
 

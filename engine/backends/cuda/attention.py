@@ -41,8 +41,11 @@ class AttentionTwin(Twin[Attention]):
     def forward_work(self, operation: Attention, sizes: Sizes, tier: str) -> dict[str, BufferType]:
         planes = {role: self._planes(operation, sizes) for role in ("q", "k", "v_columns")}
         integers = self._per_token(operation, sizes, "int32")
-        integers_of = {role: integers for role in ("sq", "sk", "sv", "running")}
-        return planes | integers_of | {"unusual": BufferType((1,), "int32")}
+        return planes | {role: integers for role in ("sq", "sk", "sv", "running")}
+
+    def zeroed(self, operation: Attention, tier: str, shards: int) -> dict[str, BufferType]:
+        one = BufferType((1,), "int32")
+        return {"forward_unusual": one, "backward_unusual": one}
 
     def backward_work(
         self, operation: Attention, sizes: Sizes, tier: str, shards: int
@@ -53,15 +56,15 @@ class AttentionTwin(Twin[Attention]):
         floats = self._per_token(operation, sizes, "float32")
         tiles = BufferType((sizes.batch * operation.heads, ceiling(sizes.context, TILE)), "int32")
         work |= {role: integers for role in ("sq", "sk", "sv", "sdo")}
-        work["unusual"] = BufferType((1,), "int32")
         work |= {role: tiles for role in ("least_q", "least_k", "least_do")}
         return work | {role: floats for role in ("fold_q", "fold_k", "fold_do", "delta")}
 
-    def _quantise(self, run: Run, operation: Attention, tensors: Sequence[tuple[int, ...]]) -> None:
+    def _quantise(
+        self, run: Run, operation: Attention, tensors: Sequence[tuple[int, ...]], unusual: int
+    ) -> None:
         """Each tensor: source, its width, first column, row planes, column planes, exponents, leasts, folds, and the
         largest exponent that is usual."""
-        sizes, unusual = run.sizes, run.work(operation, "unusual")
-        run.launch.fill(unusual, 0, 4)
+        sizes = run.sizes
         count = len(tensors)
         tensors = (*tensors, *(4 - count) * [NOTHING])
         run.launch(
@@ -83,6 +86,7 @@ class AttentionTwin(Twin[Attention]):
 
     def forward(self, run: Run, operation: Attention) -> None:
         qkv, sizes = run.tensor(operation.inputs["qkv"]), run.sizes
+        unusual = run.zeroed(operation, "forward_unusual")
         inner, heads = operation.heads * operation.width, sizes.batch * operation.heads
         w = {role: run.work(operation, role) for role in self.forward_work(operation, sizes, run.tier)}
         self._quantise(
@@ -93,6 +97,7 @@ class AttentionTwin(Twin[Attention]):
                 (qkv, 3 * inner, inner, w["k"], 0, w["sk"], 0, 0, USUAL["k"]),
                 (qkv, 3 * inner, 2 * inner, 0, w["v_columns"], w["sv"], 0, 0, USUAL["v"]),
             ],
+            unusual,
         )
         unit, tokens = attention_unit(operation), padded(sizes.context, TILE)
         grid = (ceiling(heads, THREADS // 32),)
@@ -110,12 +115,13 @@ class AttentionTwin(Twin[Attention]):
             *(run.tensor(operation.outputs[r]) for r in ("y", "maxima", "normalisers")),
             *self._sizes(run, operation),
             *run.mask(operation.probability, operation.site),
-            *(run.values, w["unusual"], run.flag(operation)),
+            *(run.values, unusual, run.flag(operation)),
             shared=4 * TILE * (wide + 16) + columns,
         )
 
     def backward(self, run: Run, operation: Attention) -> None:
         qkv, sizes, tokens = run.tensor(operation.inputs["qkv"]), run.sizes, padded(run.sizes.context, TILE)
+        unusual = run.zeroed(operation, "backward_unusual")
         dqkv, dout = run.gradient(operation.inputs["qkv"]), run.gradient(operation.outputs["y"])
         inner, heads = operation.heads * operation.width, sizes.batch * operation.heads
         w = {
@@ -131,6 +137,7 @@ class AttentionTwin(Twin[Attention]):
                 for n, source, width, at in sources
             ]
             + [(qkv, 3 * inner, 2 * inner, w["v"], 0, w["sv"], 0, 0, USUAL["v"])],
+            unusual,
         )
         unit, items = attention_unit(operation), run.tokens * operation.heads
         out, maxima, normalisers = (run.tensor(operation.outputs[r]) for r in ("y", "maxima", "normalisers"))
@@ -149,7 +156,7 @@ class AttentionTwin(Twin[Attention]):
             *(maxima, normalisers, w["delta"], dqkv),
             *self._sizes(run, operation),
             *run.mask(operation.probability, operation.site),
-            *(run.values, w["unusual"], run.flag(operation)),
+            *(run.values, unusual, run.flag(operation)),
         )
         wide = head_padded(operation)
         rows, columns = 8 * TILE * (wide + 16), 2 * wide * (TILE + 16) if wide <= 64 else 0

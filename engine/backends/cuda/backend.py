@@ -82,7 +82,8 @@ class CudaBackend:
         """Elements from one gradient set to the next; the sets stand side by side."""
         offsets = [self.plan.buffers[f"gradients{i}"].offset for i in range(self.plan.gradient_sets)]
         steps = {b - a for a, b in pairwise(offsets)} or {0}
-        if len(steps) != 1 or min(steps) < 0:
+        size = self.plan.buffers["gradients0"].type.bytes
+        if steps not in ({0}, {size}):
             raise AssertionError(f"gradient sets are not evenly spaced: {offsets}")
         return steps.pop() // 4
 
@@ -116,6 +117,10 @@ class CudaBackend:
         rows = [(starts[n], n, int(decayed[n]), a, b) for n, a, b in self.layout.pieces()]
         self._piece_count = len(rows)
         self.card.driver.memcpy_htod(self.address("pieces"), np.array(rows, PIECE).view(np.uint8))
+
+    def fill_zeros(self) -> None:
+        """Queue the zeros that operations count on."""
+        self.launcher.fill(self.address("zeros"), 0, self.layout.zero_bytes)
 
     def run(self, batch: int, context: int) -> Run:
         """The program bound to `batch` rows of `context` tokens, at most the planned ones."""
@@ -183,6 +188,7 @@ class CudaBackend:
         self._upload("values")
         for name in ("outcome", "flags", "bad", "sums"):
             launch.fill(self.address(name), 0, self.plan.buffers[name].type.bytes)
+        self.fill_zeros()
         run.prepare()
         self._result_set = self._queue_gradients(run)
         self._queue_update(self.address(f"gradients{self._result_set}"))
@@ -202,8 +208,9 @@ class CudaBackend:
             offset = 4 * run.first_row * self.program.spec.context
             run.place("ids", self.address("batch") + offset)
             run.place("targets", self.address("batch") + self._host["batch"].nbytes // 2 + offset)
-            for number in range(at_once):
-                self.launcher.fill(self.address(f"gradients{number}"), 0, set_bytes)
+            if group > 0:
+                self.fill_zeros()
+            self.launcher.fill(self.address("gradients0"), 0, at_once * set_bytes)
             run.forward()
             self._queue_loss_total(run)
             run.backward()
@@ -284,6 +291,7 @@ class CudaBackend:
     def _forward(self, ids: Words, targets: Words | None) -> Run:
         run = self.run(*ids.shape)
         launch, size = self.launcher, 4 * ids.size
+        self.fill_zeros()
         if self._derived_are_stale:
             run.prepare()
             self._derived_are_stale = False

@@ -1,6 +1,6 @@
 """Operations that walk over elements or rows: embedding, LayerNorm, activation, residual sum, loss."""
 
-from engine.backends.cuda.linear import TOPS_PIECE, column_tops
+from engine.backends.cuda.linear import TOPS_PIECE, WARP_ROWS, column_tops
 from engine.backends.cuda.run import MASK, THREADS, Run, ceiling
 from engine.backends.cuda.sources import Unit
 from engine.backends.cuda.twin import Twin
@@ -52,9 +52,11 @@ class EmbedTwin(Twin[Embed]):
         tokens = sizes.batch * sizes.context
         return {
             "first": BufferType((shards, self.vocab), "int32"),
-            "tops": BufferType((shards, operation.width), "int32"),
             "sums": BufferType((tokens, operation.width), "int64"),
         }
+
+    def zeroed(self, operation: Embed, tier: str, shards: int) -> dict[str, BufferType]:
+        return {"tops": BufferType((shards, operation.width), "int32")}
 
     def forward(self, run: Run, operation: Embed) -> None:
         size, y = run.tokens * operation.width, run.tensor(operation.outputs["y"])
@@ -73,7 +75,7 @@ class EmbedTwin(Twin[Embed]):
         ids, dy = run.tensor(operation.inputs["ids"]), run.gradient(operation.outputs["y"])
         width, tokens, shards, flag = operation.width, run.shard_tokens, run.shards, run.flag(operation)
         drop_out(run, operation.probability, operation.site, dy, width)
-        first, tops, sums = (run.work(operation, role) for role in ("first", "tops", "sums"))
+        first, sums, tops = run.work(operation, "first"), run.work(operation, "sums"), run.zeroed(operation, "tops")
         token, position = (run.parameter_gradient(operation.parameters[r]) for r in ("token", "position"))
         run.launch.fill(first, VERY_LARGE, 4 * shards * self.vocab)
         run.launch.fill(sums, 0, 8 * run.tokens * width)
@@ -107,9 +109,7 @@ class EmbedTwin(Twin[Embed]):
 class LayerNormTwin(Twin[LayerNorm]):
     kind = "layernorm"
 
-    def backward_work(
-        self, operation: LayerNorm, sizes: Sizes, tier: str, shards: int
-    ) -> dict[str, BufferType]:
+    def zeroed(self, operation: LayerNorm, tier: str, shards: int) -> dict[str, BufferType]:
         shape = (shards, 2, operation.width)
         return {"tops": BufferType(shape, "int32"), "sums": BufferType(shape, "int64")}
 
@@ -137,20 +137,17 @@ class LayerNormTwin(Twin[LayerNorm]):
         run.launch(
             LAYERNORM,
             "k_layernorm_bwd",
-            "PPPPPiiPi",
-            (ceiling(run.tokens, ROWS_PER_BLOCK),),
+            "PPPPPiiPiiP",
+            (ceiling(run.tokens, ROWS_PER_BLOCK * WARP_ROWS),),
             (THREADS,),
             *(x, run.parameter(names["gain"]) if names else 0, mean, rstd, dy, run.tokens, width, dx),
-            int(run.accumulates(operation, "x")),
+            *(int(run.accumulates(operation, "x")), tokens, run.zeroed(operation, "tops") if names else 0),
         )
         if not names:
             return
-        tops, sums = run.work(operation, "tops"), run.work(operation, "sums")
-        run.launch.fill(tops, 0, 4 * run.shards * 2 * width)
-        run.launch.fill(sums, 0, 8 * run.shards * 2 * width)
+        tops, sums = run.zeroed(operation, "tops"), run.zeroed(operation, "sums")
         grid = (ceiling(width, 32), ceiling(tokens, TOPS_PIECE), run.shards)
         inputs = (x, mean, rstd, dy, tokens, width)
-        run.launch(LAYERNORM, "k_layernorm_bwd_tops", "PPPPiiP", grid, (32, 8), *inputs, tops)
         run.launch(LAYERNORM, "k_layernorm_bwd_sums", "PPPPiiPPP", grid, (32, 8), *inputs, tops, sums, flag)
         dgain, dbias = (run.parameter_gradient(names[r]) for r in ("gain", "bias"))
         run.launch(

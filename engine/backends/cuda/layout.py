@@ -16,6 +16,7 @@ VALUES = np.dtype(
     [("key", "<u4", 2), ("step", "<u4"), ("unused", "<u4"), ("rate", "<f4"), ("decay", "<f4"), ("correction", "<f4", 2)]
 )
 OUTCOME = np.dtype([("norm", "<f8"), ("loss_total", "<i8"), ("clip", "<f4"), ("stop", "<i4")])
+ALIGNMENT = 64
 PIECE = np.dtype(
     [("start", "<i8"), ("parameter", "<i4"), ("decayed", "<i4"), ("first", "<i8"), ("last", "<i8")]
 )
@@ -27,10 +28,17 @@ class CudaLayout:
     threads = 1
     saves_in_arena = False
 
-    def __init__(self, program: Program, train: TrainSpec) -> None:
+    def __init__(self, program: Program, train: TrainSpec, tier: str) -> None:
         self.program = program
         self.train = train
         self.twins: dict[str, Twin[Operation]] = {o.name: twin_of(program, o) for o in program.operations}
+        self.zero_places: dict[str, int] = {}
+        self.zero_bytes = 0
+        for operation in program.operations:
+            at_once = self.shards_at_once(train.shards)
+            for role, type in self.twins[operation.name].zeroed(operation, tier, at_once).items():
+                self.zero_places[f"{operation.name}/{role}"] = self.zero_bytes
+                self.zero_bytes += -(-type.bytes // ALIGNMENT) * ALIGNMENT
 
     def shards_at_once(self, shards: int) -> int:
         """The largest power of two that divides the shards and keeps to TOKENS_AT_ONCE."""
@@ -69,6 +77,7 @@ class CudaLayout:
         parameters = len(program.parameters)
         return {
             "batch": BufferType((2, self.train.batch, program.spec.context), "int32"),
+            "zeros": BufferType((self.zero_bytes,), "uint8"),
             "values": BufferType((VALUES.itemsize,), "uint8"),
             "outcome": BufferType((OUTCOME.itemsize,), "uint8"),
             "flags": BufferType((len(program.operations),), "int32"),

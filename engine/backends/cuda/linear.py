@@ -13,6 +13,8 @@ from engine.operations.linear import Linear
 STEP = 128  # planes are padded to a multiple of this depth
 STAGE_DEPTH = 64  # of the kernels that run on every architecture
 DEEP_ROW = 8192  # from this depth on a row is quantised by a whole block
+WARP_ROWS = 2  # as in linear.cu
+DEEP_ROWS = 4
 INT32_DEPTH = 65536  # up to this depth sums of products fit in int32
 TOPS_PIECE = 64  # tokens that a block looks through for column maxima
 PRODUCT = "PPPPPPqqqiiii"
@@ -46,19 +48,21 @@ def linear_unit(run: Run) -> Unit:
     return Unit("linear", {"STAGES": 4 if limit >= 4 * 32768 else 3 if limit >= 3 * 32768 else 2})
 
 
-def quantise_rows(run: Run, x: int, operand: Operand, flag: int) -> None:
-    unit, arguments = linear_unit(run), "PiiiPPP"
-    values = (x, operand.rows, operand.depth, operand.padded, operand.planes, operand.exponents, flag)
+def quantise_rows(run: Run, x: int, operand: Operand, flag: int, tops: int = 0, shards: int = 1) -> None:
+    """Planes of x; with `tops`, zeros int32 [shards, depth], also the largest magnitudes of its columns by shard."""
+    unit, arguments = linear_unit(run), "PiiiPPiPP"
+    places = (operand.planes, operand.exponents, operand.rows // shards, tops, flag)
+    values = (x, operand.rows, operand.depth, operand.padded, *places)
     if operand.depth >= DEEP_ROW:
-        run.launch(unit, "k_quantise_deep_rows", arguments, (operand.rows,), (THREADS,), *values)
+        grid = (ceiling(operand.rows, DEEP_ROWS),)
+        run.launch(unit, "k_quantise_deep_rows", arguments, grid, (THREADS,), *values)
     else:
-        grid = (ceiling(operand.rows, THREADS // 32),)
+        grid = (ceiling(operand.rows, THREADS // 32 * WARP_ROWS),)
         run.launch(unit, "k_quantise_rows", arguments, grid, (THREADS,), *values)
 
 
 def column_tops(run: Run, x: int, tokens: int, columns: int, shards: int, tops: int) -> None:
-    """tops int32 [shards, columns] = largest magnitudes of x [shards, tokens, columns]."""
-    run.launch.fill(tops, 0, 4 * shards * columns)
+    """tops int32 [shards, columns], zeros, become the largest magnitudes of x [shards, tokens, columns]."""
     grid = (ceiling(columns, 32), min(ceiling(tokens, TOPS_PIECE), 65535), shards)
     run.launch(linear_unit(run), "k_column_tops", "PiiP", grid, (32, 8), x, tokens, columns, tops)
 
@@ -66,8 +70,7 @@ def column_tops(run: Run, x: int, tokens: int, columns: int, shards: int, tops: 
 def quantise_columns(
     run: Run, x: int, operand: Operand, shards: int, tops: int, totals: int, flag: int
 ) -> None:
-    """x [shards, depth, rows] with its columns as rows of the operand; totals (0 for none) get their sums."""
-    column_tops(run, x, operand.depth, operand.rows, shards, tops)
+    """x [shards, depth, rows] with its columns as rows of the operand; totals (zeros, or 0 for none) get their sums."""
     grid = (ceiling(operand.rows, 64), operand.padded // 64, shards)
     run.launch(
         linear_unit(run),
@@ -145,7 +148,16 @@ class LinearTwin(Twin[Linear]):
             "row_exponents": BufferType((operation.wide,), "int32"),
             "columns": planes(operation.deep, operation.wide),
             "column_exponents": BufferType((operation.deep,), "int32"),
-            "column_tops": BufferType((operation.deep,), "int32"),
+        }
+
+    def zeroed(self, operation: Linear, tier: str, shards: int) -> dict[str, BufferType]:
+        if tier == "debug":
+            return {}
+        return {
+            "weight_tops": BufferType((operation.deep,), "int32"),
+            "x_tops": BufferType((shards, operation.deep), "int32"),
+            "dy_tops": BufferType((shards, operation.wide), "int32"),
+            "dy_totals": BufferType((shards, operation.wide), "int64"),
         }
 
     def forward_work(self, operation: Linear, sizes: Sizes, tier: str) -> dict[str, BufferType]:
@@ -166,20 +178,17 @@ class LinearTwin(Twin[Linear]):
         return self._row_work(tokens, wide) | {
             "dy": planes(wide, tokens // shards, shards),
             "dy_exponents": BufferType((shards, wide), "int32"),
-            "dy_tops": BufferType((shards, wide), "int32"),
-            "dy_totals": BufferType((shards, wide), "int64"),
             "x": planes(deep, tokens // shards, shards),
             "x_exponents": BufferType((shards, deep), "int32"),
-            "x_tops": BufferType((shards, deep), "int32"),
         }
 
     def prepare(self, run: Run, operation: Linear) -> None:
         if run.tier == "debug":
             return
         weight, flag = run.parameter(operation.parameters["weight"]), run.flag(operation)
-        quantise_rows(run, weight, self._weight_rows(run, operation), flag)
-        columns, tops = self._weight_columns(run, operation), run.derived(operation, "column_tops")
-        quantise_columns(run, weight, columns, 1, tops, 0, flag)
+        tops = run.zeroed(operation, "weight_tops")
+        quantise_rows(run, weight, self._weight_rows(run, operation), flag, tops)
+        quantise_columns(run, weight, self._weight_columns(run, operation), 1, tops, 0, flag)
 
     def _weight_rows(self, run: Run, operation: Linear) -> Operand:
         places = (run.derived(operation, "rows"), run.derived(operation, "row_exponents"))
@@ -201,7 +210,9 @@ class LinearTwin(Twin[Linear]):
             debug_product(run, (x, deep, 1), (weight, deep, 1), (run.tokens, operation.wide, deep), y, bias)
             return
         rows = self._token_rows(run, operation, operation.deep)
-        quantise_rows(run, x, rows, run.flag(operation))
+        # The backward pass quantises x by columns: their largest magnitudes are found on the way.
+        tops = run.zeroed(operation, "x_tops") if run.training else 0
+        quantise_rows(run, x, rows, run.flag(operation), tops, run.shards if run.training else 1)
         multiply(run, rows, self._weight_rows(run, operation), y, bias=bias)
 
     def backward(self, run: Run, operation: Linear) -> None:
@@ -215,7 +226,8 @@ class LinearTwin(Twin[Linear]):
             return
         flag, shards, depth = run.flag(operation), run.shards, run.shard_tokens
         rows = self._token_rows(run, operation, operation.wide)
-        quantise_rows(run, dy, rows, flag)
+        dy_tops = run.zeroed(operation, "dy_tops")
+        quantise_rows(run, dy, rows, flag, dy_tops, shards)
         multiply(run, rows, self._weight_columns(run, operation), dx, add=add)
         left, right = (
             Operand(
@@ -227,11 +239,9 @@ class LinearTwin(Twin[Linear]):
             )
             for role, width in (("dy", operation.wide), ("x", operation.deep))
         )
-        totals = run.work(operation, "dy_totals") if bias else 0
-        if bias:
-            run.launch.fill(totals, 0, 8 * shards * operation.wide)
-        quantise_columns(run, dy, left, shards, run.work(operation, "dy_tops"), totals, flag)
-        quantise_columns(run, x, right, shards, run.work(operation, "x_tops"), 0, flag)
+        totals = run.zeroed(operation, "dy_totals") if bias else 0
+        quantise_columns(run, dy, left, shards, dy_tops, totals, flag)
+        quantise_columns(run, x, right, shards, run.zeroed(operation, "x_tops"), 0, flag)
         multiply(run, left, right, gradient, add=True, shards=shards, out_stride=run.set_stride)
         if bias:
             run.launch(

@@ -22,7 +22,7 @@ def cuda_plan(program: Program, train: TrainSpec, tier: Tier) -> tuple[Program, 
         raise SpecError(f"device cuda takes model.context up to {LONGEST_CONTEXT}, found {spec.context}")
     if spec.attention == "stored":
         program = build_program(spec.model_copy(update={"attention": "tiled"}))
-    layout = CudaLayout(program, train)
+    layout = CudaLayout(program, train, tier)
     return program, make_plan(program, train, tier, layout.threads, layout), layout
 
 

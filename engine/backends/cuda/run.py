@@ -72,6 +72,10 @@ class Run:
     def work(self, operation: Operation, role: str) -> int:
         return self._backend.address(f"{operation.name}/{self._phase}/{role}")
 
+    def zeroed(self, operation: Operation, role: str) -> int:
+        """A buffer that was filled with zeros before this group of shards."""
+        return self._backend.address("zeros") + self._backend.layout.zero_places[f"{operation.name}/{role}"]
+
     def accumulates(self, operation: Operation, role: str) -> bool:
         return (operation.name, role) in self._accumulates
 

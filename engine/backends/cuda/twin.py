@@ -22,6 +22,10 @@ class Twin(Generic[Kind]):
     def backward_work(self, operation: Kind, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         return {}
 
+    def zeroed(self, operation: Kind, tier: str, shards: int) -> dict[str, BufferType]:
+        """Small buffers that are zeros before the step and before each group of shards."""
+        return {}
+
     def prepare(self, run: Run, operation: Kind) -> None:
         """Compute the derived buffers."""
 
