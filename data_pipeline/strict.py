@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 class Strict(BaseModel):
     """A frozen pydantic model that converts nothing silently and knows every key."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True, strict=True, extra="forbid")
 
 
 def _list_as_tuple(value: Any) -> Any:
