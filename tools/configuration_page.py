@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the models that check configurations: `.venv/bin/python tools/configuration_page.py`."""
+"""Writes docs/configuration.md from the models that check configurations; run it with .venv/bin/python."""
 
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration
 
 `params.yaml` holds the whole configuration of the current experiment; `experiments/` holds complete ones by name, and
-`reproduce use NAME` copies one over. What is not written is an error (only `data.cleaning` may be
-left out), and so is an unknown key.
-YAML is read as version 1.2 (`1e-5` is a number, `on` and `no` are text). Every command that takes a configuration takes
-`-S section.key=value`; for the pipeline, `dvc exp run -S section.key=value`.
+`reproduce use NAME` copies one over. What is not written is an error (only `data.cleaning` may be left out), and so is
+an unknown key. YAML is read as version 1.2 (`1e-5` is a number, `on` and `no` are text). Every command that takes a
+configuration takes `-S section.key=value`; for the pipeline, `dvc exp run -S section.key=value`.
 
 `tier` is `portable` (the same bits on every machine) or `debug` (plain fp32: the same bits on the same kind of machine).
 

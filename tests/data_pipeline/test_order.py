@@ -57,7 +57,7 @@ def test_the_definition_by_other_means() -> None:
                 half = left if turn % 2 else right
                 digest = blake3(bytes([turn, half, 0, 0, 0, 0, 0, 0, 0]), key=key).digest()
                 number = sum(byte << 8 * place for place, byte in enumerate(digest[:8]))
-                if turn % 2:
+                if turn % 2:  # noqa: SIM108 -- two lines read better
                     value = left * b + (right + number) % b
                 else:
                     value = (left + number) % a * b + right
