@@ -16,7 +16,8 @@ HEAD = """# Configuration
 an unknown key. YAML is read as version 1.2 (`1e-5` is a number, `on` and `no` are text). Every command that takes a
 configuration takes `-S section.key=value`; for the pipeline, `dvc exp run -S section.key=value`.
 
-`tier` is `portable` (the same bits on every machine) or `debug` (plain fp32: the same bits on the same kind of machine).
+`tier` is `portable` (the same bits on every machine) or `debug` (plain fp32: the same bits on the same kind of
+machine).
 
 This page is written by `tools/configuration_page.py` from the code that checks configurations.
 """
