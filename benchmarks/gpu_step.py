@@ -97,9 +97,9 @@ def kernel_times(backend: CudaBackend) -> dict[str, list[float]]:
 
     def timed(self: Launcher, name: str, call: Any) -> None:
         first, last = driver.Event(), driver.Event()
-        first.record(self.stream)
+        first.record(self._current)
         call()
-        last.record(self.stream)
+        last.record(self._current)
         events.append((name, first, last))
 
     Launcher.__call__ = lambda self, unit, name, *a, **k: timed(  # type: ignore[method-assign]

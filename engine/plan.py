@@ -121,7 +121,11 @@ class _Planner:
         self.named: dict[str, tuple[BufferType, Category, _Storage]] = {}
 
     def add(self, name: str, type: BufferType, category: Category, first: int, last: int) -> None:
-        self.named[name] = (type, category, _Storage(type.bytes, first, last))
+        self.named[name] = (type, category, _Storage(type.bytes, first, self._lingering(last)))
+
+    def _lingering(self, last: int) -> int:
+        """The time until which a buffer stays: in the backward half work may run beside the steps that follow."""
+        return last if last < len(self.program.operations) else min(last + self.layout.lingers, self.end)
 
     def always(self, name: str, type: BufferType, category: Category) -> None:
         self.add(name, type, category, 0, self.end)
@@ -131,7 +135,7 @@ class _Planner:
         storage = self.named[with_name][2]
         if storage.size != type.bytes:
             raise AssertionError(f"{name} cannot take over {with_name}: sizes differ")
-        storage.last = max(storage.last, last)
+        storage.last = max(storage.last, self._lingering(last))
         self.named[name] = (type, category, storage)
 
     def activations(self) -> None:

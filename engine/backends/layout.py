@@ -11,6 +11,7 @@ class Layout(Protocol):
 
     threads: int
     saves_in_arena: bool  # whether the copy that is saved stands in the arena
+    lingers: int  # steps of the backward half that a buffer stays after its last use
 
     def shards_at_once(self, shards: int) -> int: ...
     def gradient_sets(self, shards: int) -> int: ...
@@ -24,6 +25,7 @@ class CpuLayout:
     """One shard at a time, and what the operations name themselves."""
 
     saves_in_arena = True
+    lingers = 0
 
     def __init__(self, threads: int) -> None:
         self.threads = threads

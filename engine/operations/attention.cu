@@ -54,7 +54,7 @@ __device__ __forceinline__ float usual_factor(int s) { return s == ZERO_ROW ? 0.
 // A block of 256 takes TILE tokens of one head; gridDim.z tensors.
 extern "C" __global__ void k_attn_quantise(Quantised q0, Quantised q1, Quantised q2, Quantised q3, int heads, int width,
                                            int tokens, int padded, int *unusual, int *flag) {
-    __shared__ __align__(16) int8 tile[2][TILE][DP];
+    __shared__ __align__(16) int8 tile[2][TILE][DP + 4]; // the 4 keep tokens on different banks
     __shared__ int exponents[TILE];
     Quantised q = blockIdx.z == 0 ? q0 : blockIdx.z == 1 ? q1 : blockIdx.z == 2 ? q2 : q3;
     int t0 = blockIdx.x * TILE, head = blockIdx.y, b = head / heads, h = head % heads;
@@ -85,9 +85,9 @@ extern "C" __global__ void k_attn_quantise(Quantised q0, Quantised q1, Quantised
     __syncthreads();
     int64 plane = (int64)gridDim.y * padded * DP;
     if (q.rows)
-        for (int i = threadIdx.x; i < 2 * TILE * DP / 16; i += blockDim.x) {
-            int p = i / (TILE * DP / 16), at = i % (TILE * DP / 16);
-            ((uint4 *)(q.rows + p * plane + ((int64)head * padded + t0) * DP))[at] = ((const uint4 *)tile[p])[at];
+        for (int i = threadIdx.x; i < 2 * TILE * DP / 4; i += blockDim.x) {
+            int p = i / (TILE * DP / 4), at = i % (TILE * DP / 4), t = at / (DP / 4), word = at % (DP / 4);
+            ((uint32 *)(q.rows + p * plane + ((int64)head * padded + t0) * DP))[at] = ((const uint32 *)tile[p][t])[word];
         }
     if (q.columns)
         for (int i = threadIdx.x; i < 2 * DP * (TILE / 4); i += blockDim.x) {

@@ -51,22 +51,23 @@ extern "C" __global__ void k_layernorm_bwd(const float *x, const float *gain, co
         }
     }
     if (!tops) return;
-    int count = min(block_rows, rows - first);
-    for (int c = threadIdx.x; c < width; c += blockDim.x) {
-        int gain_top = 0, bias_top = 0, z = first / shard_rows, until = shard_rows - first % shard_rows;
-        for (int r = 0; r <= count; r++) {
-            if (r == until || r == count) {
-                atomicMax(&tops[(z * 2) * width + c], gain_top);
-                atomicMax(&tops[(z * 2 + 1) * width + c], bias_top);
-                if (r == count) break;
-                gain_top = bias_top = 0;
-                z++, until += shard_rows;
+    int left = min(block_rows, rows - first);
+    while (left > 0) {
+        int shard = first / shard_rows, count = min(left, shard_rows - first % shard_rows);
+        int *gain_tops = tops + shard * 2 * width, *bias_tops = gain_tops + width;
+        for (int c = threadIdx.x; c < width; c += blockDim.x) {
+            int gain_top = 0, bias_top = 0;
+#pragma unroll 4
+            for (int i = 0; i < count; i++) {
+                int row = first + i;
+                float d = dy[(int64)row * width + c];
+                gain_top = max(gain_top, magnitude_bits(d * ((x[(int64)row * width + c] - mean[row]) * rstd[row])));
+                bias_top = max(bias_top, magnitude_bits(d));
             }
-            int row = first + r;
-            float d = dy[(int64)row * width + c];
-            gain_top = max(gain_top, magnitude_bits(d * ((x[(int64)row * width + c] - mean[row]) * rstd[row])));
-            bias_top = max(bias_top, magnitude_bits(d));
+            atomicMax(&gain_tops[c], gain_top);
+            atomicMax(&bias_tops[c], bias_top);
         }
+        first += count, left -= count;
     }
 }
 

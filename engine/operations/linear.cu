@@ -47,27 +47,40 @@ __device__ __forceinline__ int row_top(const float *x, int depth, int i, int cou
     return top;
 }
 
-// tops[shard, c] = max(itself, magnitudes of column c in `count` rows from `first` on); a shard has shard_rows rows.
-__device__ __forceinline__ void add_column_tops(const float *x, int first, int count, int depth, int shard_rows, int *tops) {
-    int shard = first / shard_rows, left = shard_rows - first % shard_rows;
-    bool by_four = depth % 4 == 0;
-    int width = by_four ? 4 : 1;
-    for (int c = width * threadIdx.x; c < depth; c += width * blockDim.x) {
-        int top[4] = {0, 0, 0, 0}, z = shard, until = left;
-        for (int r = 0; r < count; r++) {
-            if (r == until) {
-                for (int j = 0; j < width; j++) atomicMax(&tops[(int64)z * depth + c + j], top[j]), top[j] = 0;
-                z++, until += shard_rows;
+__device__ __forceinline__ void raise(int (&top)[4], const float4 &v) {
+    top[0] = max(top[0], magnitude_bits(v.x)), top[1] = max(top[1], magnitude_bits(v.y));
+    top[2] = max(top[2], magnitude_bits(v.z)), top[3] = max(top[3], magnitude_bits(v.w));
+}
+
+// tops[c] = max(itself, magnitudes of column c in `count` rows of x); a block's threads share the columns out.
+__device__ __forceinline__ void add_column_tops(const float *x, int count, int depth, int *tops) {
+    if (depth % 4 == 0)
+        for (int c = 4 * threadIdx.x; c < depth; c += 4 * blockDim.x) {
+            int top[4] = {0, 0, 0, 0}, r = 0;
+            for (; r + 4 <= count; r += 4) { // four loads under way at once
+                float4 v[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) v[i] = *(const float4 *)(x + (int64)(r + i) * depth + c);
+#pragma unroll
+                for (int i = 0; i < 4; i++) raise(top, v[i]);
             }
-            const float *at = x + (int64)(first + r) * depth + c;
-            if (by_four) {
-                float4 v = *(const float4 *)at;
-                top[0] = max(top[0], magnitude_bits(v.x)), top[1] = max(top[1], magnitude_bits(v.y));
-                top[2] = max(top[2], magnitude_bits(v.z)), top[3] = max(top[3], magnitude_bits(v.w));
-            } else
-                top[0] = max(top[0], magnitude_bits(*at));
+            for (; r < count; r++) raise(top, *(const float4 *)(x + (int64)r * depth + c));
+            for (int i = 0; i < 4; i++) atomicMax(&tops[c + i], top[i]);
         }
-        for (int j = 0; j < width; j++) atomicMax(&tops[(int64)z * depth + c + j], top[j]);
+    else
+        for (int c = threadIdx.x; c < depth; c += blockDim.x) {
+            int top = 0;
+            for (int r = 0; r < count; r++) top = max(top, magnitude_bits(x[(int64)r * depth + c]));
+            atomicMax(&tops[c], top);
+        }
+}
+
+// The same for rows first..first+count of all shards, of shard_rows rows each: tops [shards, depth].
+__device__ __forceinline__ void add_column_tops(const float *x, int first, int count, int depth, int shard_rows, int *tops) {
+    while (count > 0) {
+        int shard = first / shard_rows, part = min(count, shard_rows - first % shard_rows);
+        add_column_tops(x + (int64)first * depth, part, depth, tops + (int64)shard * depth);
+        first += part, count -= part;
     }
 }
 

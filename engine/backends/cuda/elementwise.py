@@ -42,6 +42,7 @@ def drop_out(run: Run, probability: float, site: int, x: int, width: int) -> Non
 
 class EmbedTwin(Twin[Embed]):
     kind = "embed"
+    joins = True  # a tied head's gradient goes to the same parameter
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab

@@ -1,5 +1,7 @@
 """Launching kernels by name: compiled and loaded on first use, then called with packed arguments."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from engine.backends.cuda.card import Card
@@ -16,6 +18,10 @@ class Launcher:
     def __init__(self, card: Card) -> None:
         self.card = card
         self.stream = card.driver.Stream()
+        self._side = card.driver.Stream()
+        self._current = self.stream
+        self._forked, self._ended = card.driver.Event(), card.driver.Event()
+        self._beside = False  # whether work is under way on the side stream that was not waited for
         self._modules: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}
         self._functions: dict[tuple[str, tuple[tuple[str, int], ...], str], Any] = {}
         self._shared: dict[tuple[str, tuple[tuple[str, int], ...], str], int] = {}
@@ -47,7 +53,7 @@ class Launcher:
         if shared > COMMON_SHARED:
             self._allow_shared(unit, name, function, shared)
         grid3, block3 = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
-        function.prepared_async_call(grid3, block3, self.stream, *values, shared_size=shared)
+        function.prepared_async_call(grid3, block3, self._current, *values, shared_size=shared)
         self.launches += 1
 
     def _allow_shared(self, unit: Unit, name: str, function: Any, size: int) -> None:
@@ -60,7 +66,26 @@ class Launcher:
 
     def fill(self, address: int, byte: int, size: int) -> None:
         """Queue setting `size` bytes."""
-        self.card.driver.memset_d8_async(address, byte, size, self.stream)
+        self.card.driver.memset_d8_async(address, byte, size, self._current)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Queue on the side stream after all that the main stream has been given so far; `join` waits for it."""
+        self._forked.record(self.stream)
+        self._side.wait_for_event(self._forked)
+        self._current = self._side
+        try:
+            yield
+        finally:
+            self._current = self.stream
+            self._ended.record(self._side)
+            self._beside = True
+
+    def join(self) -> None:
+        """Let the main stream wait for what was queued beside it."""
+        if self._beside:
+            self.stream.wait_for_event(self._ended)
+            self._beside = False
 
     def synchronise(self) -> None:
         self.stream.synchronize()

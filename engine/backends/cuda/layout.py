@@ -27,6 +27,8 @@ class CudaLayout:
 
     threads = 1
     saves_in_arena = False
+    # A weight's gradient runs beside the steps up to the next linear layer or the embedding, at most this many.
+    lingers = 2
 
     def __init__(self, program: Program, train: TrainSpec, tier: str) -> None:
         self.program = program

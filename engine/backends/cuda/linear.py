@@ -139,6 +139,7 @@ def choose_kernel(run: Run, a: Operand, b: Operand, shards: int) -> str:
 
 class LinearTwin(Twin[Linear]):
     kind = "linear"
+    joins = True
 
     def derived(self, operation: Linear, tier: str) -> dict[str, BufferType]:
         if tier == "debug":
@@ -227,8 +228,6 @@ class LinearTwin(Twin[Linear]):
         flag, shards, depth = run.flag(operation), run.shards, run.shard_tokens
         rows = self._token_rows(run, operation, operation.wide)
         dy_tops = run.zeroed(operation, "dy_tops")
-        quantise_rows(run, dy, rows, flag, dy_tops, shards)
-        multiply(run, rows, self._weight_columns(run, operation), dx, add=add)
         left, right = (
             Operand(
                 run.work(operation, role),
@@ -240,18 +239,22 @@ class LinearTwin(Twin[Linear]):
             for role, width in (("dy", operation.wide), ("x", operation.deep))
         )
         totals = run.zeroed(operation, "dy_totals") if bias else 0
-        quantise_columns(run, dy, left, shards, dy_tops, totals, flag)
-        quantise_columns(run, x, right, shards, run.zeroed(operation, "x_tops"), 0, flag)
-        multiply(run, left, right, gradient, add=True, shards=shards, out_stride=run.set_stride)
-        if bias:
-            run.launch(
-                linear_unit(run),
-                "k_linear_bias_gradient",
-                "PPiPq",
-                (ceiling(operation.wide, THREADS), shards),
-                (THREADS,),
-                *(totals, left.exponents, operation.wide, bias, run.set_stride),
-            )
+        quantise_rows(run, dy, rows, flag, dy_tops, shards)
+        # Nothing on the way back needs the weight's gradient: it is computed beside what follows.
+        with run.launch.beside():
+            quantise_columns(run, x, right, shards, run.zeroed(operation, "x_tops"), 0, flag)
+            quantise_columns(run, dy, left, shards, dy_tops, totals, flag)
+            multiply(run, left, right, gradient, add=True, shards=shards, out_stride=run.set_stride)
+            if bias:
+                run.launch(
+                    linear_unit(run),
+                    "k_linear_bias_gradient",
+                    "PPiPq",
+                    (ceiling(operation.wide, THREADS), shards),
+                    (THREADS,),
+                    *(totals, left.exponents, operation.wide, bias, run.set_stride),
+                )
+        multiply(run, rows, self._weight_columns(run, operation), dx, add=add)
 
     def _backward_debug(
         self, run: Run, operation: Linear, places: tuple[int, int, int, int, int], add: bool

@@ -98,4 +98,8 @@ class Run:
     def backward(self) -> None:
         self._phase = "backward"
         for step in self._backend.program.backward:
-            self._backend.twin(step.operation).backward(self, step.operation)
+            twin = self._backend.twin(step.operation)
+            if twin.joins:
+                self.launch.join()
+            twin.backward(self, step.operation)
+        self.launch.join()
