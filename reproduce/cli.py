@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from reproduce.configuration import Configuration, load_configuration
 from reproduce.display import print_line
 from reproduce.plan_commands import COMMANDS
 from reproduce.project import Project
+from reproduce.store_commands import COMMANDS as STORE_COMMANDS
 
 UNEXPECTED = 70
 
@@ -161,11 +163,16 @@ def log() -> None:
 
 @cli.command()
 @click.argument("hash", required=False)
-def show(hash: str | None) -> None:
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write one self-contained page to this file.")
+def show(hash: str | None, page: Path | None) -> None:
     """What a record or bundle HASH is; without one, the results of the pipeline's last run."""
     from reproduce.history import show_committed, show_hash
+    from reproduce.page import write_page
 
     project, configuration = _load()
+    if page is not None:
+        write_page(project, configuration, hash, page)
+        return
     lines = show_committed(project) if hash is None else show_hash(project, configuration, hash)
     for line in lines:
         _answer(line)
@@ -226,5 +233,5 @@ def gc(dry_run: bool, keep_last: int | None, keep_every: int | None) -> None:
         _answer(line)
 
 
-for command in COMMANDS:
+for command in (*COMMANDS, *STORE_COMMANDS):
     cli.add_command(command)

@@ -132,8 +132,9 @@ def _show_bundle(store: Store, found: Resolved) -> Iterator[str]:
             yield f"run            {info.run_id} ({info.status})"
     for name, value in sorted(bundle.state.items()):
         yield f"{name:<14} {value}"
-    losses = bundle.tensors["history/loss"]
-    if len(losses):
+    # An imported bundle has no history.
+    losses = bundle.tensors.get("history/loss")
+    if losses is not None and len(losses):
         yield f"last loss      {float(losses[-1]):.4f}"
     yield f"tensors        {len(bundle.tensors)}, all verified"
 

@@ -6,6 +6,7 @@ Nothing is loaded from anywhere, nothing runs; everything that came from elsewhe
 import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from artifacts import (
     Attestation,
     Store,
+    hash_bytes,
     list_runs,
     load_bundle,
     read_attestations,
@@ -21,7 +23,11 @@ from artifacts import (
     resolve,
 )
 from artifacts.bundle import Array
+from reproduce.configuration import Configuration
+from reproduce.errors import CorruptOutput
 from reproduce.lineage import Lineage
+from reproduce.outputs import write_text
+from reproduce.project import Project
 
 _WIDTH, _HEIGHT, _MARGIN = 860, 320, 56
 _MOST_POINTS = 800
@@ -39,6 +45,16 @@ svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; 
 .loss { fill: none; stroke: var(--line); stroke-width: 1.5; } .held { fill: var(--other); }
 .grid { stroke: var(--faint); stroke-width: 1; }
 """
+
+
+def write_page(project: Project, configuration: Configuration, prefix: str | None, path: Path) -> None:
+    """Writes the page of a record or bundle, by default of the pipeline's last record, to `path`."""
+    if prefix is None:
+        record = project.outputs / "record.json"
+        if not record.is_file():
+            raise CorruptOutput(f"expected {record}, found none: run `dvc repro`, or name a record or bundle")
+        prefix = hash_bytes(record.read_bytes())
+    write_text(path, page(project.store(configuration.run), prefix))
 
 
 def page(store: Store, prefix: str) -> str:
