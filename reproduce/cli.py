@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from reproduce import __version__
 from reproduce.configuration import Configuration, load_configuration
 from reproduce.display import print_line
 from reproduce.plan_commands import COMMANDS
@@ -21,7 +22,7 @@ UNEXPECTED = 70
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.version_option(package_name="samebits", prog_name="reproduce")
+@click.version_option(__version__, prog_name="reproduce")
 def cli(debug: bool) -> None:
     """Train a language model; anyone can check the bits."""
 
