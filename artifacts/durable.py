@@ -4,7 +4,7 @@ within a bound."""
 import errno
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -75,6 +75,41 @@ def make_directory(path: Path) -> None:
 def read_whole(path: Path, limit: int, what: str) -> bytes:
     """The bytes of a file of at most `limit` bytes. Missing if there is none, Corrupt if longer or
     unreadable."""
+    with _open_within(path, limit, what) as (descriptor, size):
+        parts = []
+        # One byte more than the size: a file that has grown since is noticed, not cut.
+        wanted = size + 1
+        while wanted > 0:
+            part = filesystem.read(descriptor, wanted)
+            if not part:
+                break
+            parts.append(part)
+            wanted -= len(part)
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    _require_size(path, size, len(data), what)
+    return data
+
+
+def read_whole_into(path: Path, limit: int, what: str, memory: Callable[[int], memoryview]) -> memoryview:
+    """`read_whole` into what `memory` has for that many bytes: large files are read in half the time where pages
+    need not be made for them."""
+    with _open_within(path, limit, what) as (descriptor, size):
+        target = memory(size + 1)
+        found = 0
+        while found <= size and (count := filesystem.read_into(descriptor, target[found:])):
+            found += count
+    _require_size(path, size, found, what)
+    return target[:size]
+
+
+def _require_size(path: Path, expected: int, found: int, what: str) -> None:
+    if found != expected:
+        raise Corrupt(f"{what}: {path} should have {expected} bytes, read {found}")
+
+
+@contextmanager
+def _open_within(path: Path, limit: int, what: str) -> Iterator[tuple[int, int]]:
+    """Descriptor and size of a file of at most `limit` bytes."""
     try:
         descriptor = filesystem.open_read(path)
     except FileNotFoundError as error:
@@ -85,23 +120,11 @@ def read_whole(path: Path, limit: int, what: str) -> bytes:
         size = filesystem.size_of(descriptor)
         if size > limit:
             raise Corrupt(f"{what}: {path} has {size} bytes, at most {limit} are allowed")
-        parts = []
-        # One byte more than the size: a file that has grown since is noticed, not cut.
-        wanted = size + 1
-        while wanted > 0:
-            part = filesystem.read(descriptor, wanted)
-            if not part:
-                break
-            parts.append(part)
-            wanted -= len(part)
+        yield descriptor, size
     except OSError as error:
         raise Corrupt(f"{what}: cannot read {path}: {error.strerror}") from error
     finally:
         filesystem.close(descriptor)
-    data = parts[0] if len(parts) == 1 else b"".join(parts)
-    if len(data) != size:
-        raise Corrupt(f"{what}: {path} should have {size} bytes, read {len(data)}")
-    return data
 
 
 def free_bytes(path: Path) -> int:

@@ -39,7 +39,8 @@ _LEAST_TO_SPLIT = 64 * 2**10
 
 
 def encode(content: memoryview, width: int, level: int) -> list[bytes | memoryview]:
-    """The parts of the object file of `content`, to be written one after the other.
+    """The parts of the object file of `content`, to be written one after the other, before this thread encodes
+    again.
 
     `width` is the size in bytes of the numbers that `content` holds, 1 where it is not made of
     numbers: bytes of equal significance are laid side by side before compression. What looks like trained fp32
@@ -64,7 +65,7 @@ def new_memory(size: int) -> memoryview:
 
 
 def decode(
-    file: bytes, limit: int, what: str, memory: Callable[[int], memoryview] = new_memory
+    file: bytes | memoryview, limit: int, what: str, memory: Callable[[int], memoryview] = new_memory
 ) -> memoryview:
     """The content of an object file, at most `limit` bytes, in `memory` where it does not lie ready in the file.
     Raises Corrupt, naming `what`.
@@ -81,7 +82,7 @@ def decode(
     return target
 
 
-def decode_into(file: bytes, target: memoryview, what: str) -> None:
+def decode_into(file: bytes | memoryview, target: memoryview, what: str) -> None:
     """`decode` into `target`, which the content has to fill. After an error its bytes are
     undefined."""
     encoding, width, length, payload = _open(file, len(target), what)
@@ -104,7 +105,7 @@ def _unpack(encoding: int, width: int, payload: memoryview, target: memoryview, 
         _unshuffle(stored, width, target)
 
 
-def _open(file: bytes, limit: int, what: str) -> tuple[int, int, int, memoryview]:
+def _open(file: bytes | memoryview, limit: int, what: str) -> tuple[int, int, int, memoryview]:
     """Encoding, width, length of the content (at most `limit` bytes), and payload."""
     if len(file) < HEADER_SIZE:
         raise Corrupt(f"{what}: {len(file)} bytes, shorter than an object header")

@@ -32,6 +32,11 @@ def read(descriptor: int, size: int) -> bytes:
     return os.read(descriptor, size)
 
 
+def read_into(descriptor: int, target: memoryview) -> int:
+    """Reads at most as many bytes as `target` has and says how many; 0 at the end."""
+    return os.readv(descriptor, [target])
+
+
 def sync(descriptor: int) -> None:
     """Puts a file's bytes on the medium."""
     # On macOS fsync only reaches the drive's cache.

@@ -9,6 +9,7 @@ are really split or joined.
 """
 
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from artifacts.errors import Corrupt
+from artifacts.manifest import CHUNK_SIZE
 
 F = TypeVar("F", bound=Callable[..., Any])
 Bytes = NDArray[np.uint8]
@@ -32,8 +34,9 @@ _BASE = struct.Struct("<B")
 
 
 def split_floats(content: memoryview) -> list[bytes | memoryview] | None:
-    """The parts of the payload of `content`, fp32 numbers in little-endian order; None where they are not such as
-    this is made for: the payload would not be clearly shorter, or a compressor is likely to make it shorter still."""
+    """The parts of the payload of `content`, fp32 numbers in little-endian order, good until this thread splits again;
+    None where they are not such as this is made for: the payload would not be clearly shorter, or a compressor is
+    likely to make it shorter still."""
     count = len(content) // 4
     words = np.frombuffer(content[: 4 * count], "<u4")
     stride = max(1, count // _SAMPLE)
@@ -41,19 +44,21 @@ def split_floats(content: memoryview) -> list[bytes | memoryview] | None:
     if count == 0 or not _looks_random(sample, words[1::stride]):
         return None
     base = _common_exponents(sample)
-    low, high, exponents = np.empty(count, "<u2"), np.empty(count, np.uint8), np.empty(count, np.uint8)
+    scratch = _scratch(count)
+    low, high, exponents = scratch.low[:count], scratch.high[:count], scratch.exponents[:count]
     _split(words, low, high, exponents)
-    codes = exponents - np.uint8(base)
-    is_rare = codes >= _CODES
+    codes = np.subtract(exponents, np.uint8(base), out=scratch.codes[:count])
+    is_rare = np.greater_equal(codes, _CODES, out=scratch.is_rare[:count])
     if np.count_nonzero(is_rare) > _MOST_EXCEPTIONS * count:
         return None
     rare = exponents[is_rare]
     codes += np.uint8(1)
     codes[is_rare] = 0
     half = -(-count // 2)
-    packed = codes[:half].copy()
-    packed[: count - half] |= codes[half:] << np.uint8(4)
-    return [_BASE.pack(base), low.view(np.uint8).data, high.data, packed.data, rare.data, content[4 * count :]]
+    second = codes[half:]
+    second <<= np.uint8(4)
+    codes[: count - half] |= second
+    return [_BASE.pack(base), low.view(np.uint8).data, high.data, codes[:half].data, rare.data, content[4 * count :]]
 
 
 def join_floats(payload: memoryview, target: memoryview, what: str) -> None:
@@ -68,19 +73,44 @@ def join_floats(payload: memoryview, target: memoryview, what: str) -> None:
     low = np.frombuffer(payload, "<u2", count, 1)
     high = np.frombuffer(payload, np.uint8, count, 1 + 2 * count)
     codes = np.frombuffer(payload, np.uint8, half, 1 + 3 * count)
-    exponents = np.empty(2 * half, np.uint8)
+    scratch = _scratch(count)
+    exponents = scratch.exponents[: 2 * half]
     np.bitwise_and(codes, np.uint8(15), out=exponents[:half])
     np.right_shift(codes, np.uint8(4), out=exponents[half:])
     if count % 2 and exponents[-1]:
         raise Corrupt(f"{what}: the code after the last number is not 0")
     exponents = exponents[:count]
-    places = np.flatnonzero(exponents == 0)
+    places = np.flatnonzero(np.equal(exponents, 0, out=scratch.is_rare[:count]))
     if len(payload) != fixed + len(places) + rest:
         raise Corrupt(f"{what}: {len(places)} exponents should be written out, but the length says otherwise")
     exponents += np.uint8((payload[0] - 1) % 256)
     exponents[places] = np.frombuffer(payload, np.uint8, len(places), fixed)
     _join(low, high, exponents, np.frombuffer(target[: 4 * count], "<u4"))
     target[4 * count :] = payload[len(payload) - rest :]
+
+
+class _Scratch:
+    """Room for what comes in between for `count` numbers."""
+
+    def __init__(self, count: int) -> None:
+        self.low = np.empty(count, "<u2")
+        self.high = np.empty(count, np.uint8)
+        self.exponents = np.empty(count + 1, np.uint8)
+        self.codes = np.empty(count, np.uint8)
+        self.is_rare = np.empty(count, np.bool_)
+
+
+_own = threading.local()
+
+
+def _scratch(count: int) -> _Scratch:
+    """This thread's room, made once for chunks of bundles: making pages takes longer than filling them."""
+    if count > CHUNK_SIZE // 4:
+        return _Scratch(count)
+    found: _Scratch | None = getattr(_own, "scratch", None)
+    if found is None:
+        found = _own.scratch = _Scratch(CHUNK_SIZE // 4)
+    return found
 
 
 def _looks_random(sample: Words, following: Words) -> bool:

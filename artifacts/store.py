@@ -53,7 +53,8 @@ class Store:
         self.read_only = read_only
         self.level = level
         self._checked: set[str] = set()
-        self._scratch = Scratch()
+        self._scratch_file = Scratch()
+        self._scratch_content = Scratch()
         self._gate = Gate(self.path / "locks" / "store", read_only)
         if not filesystem.exists(self.path / FORMAT_FILE):
             self._create()
@@ -87,17 +88,16 @@ class Store:
 
         After an error the bytes of `target` are undefined.
         """
-        path = self.object_path(name)
         what = f"object {name}"
-        file = durable.read_whole(path, encoding.HEADER_SIZE + len(target), what)
-        encoding.decode_into(file, target, what)
+        encoding.decode_into(self._read_scratch(name, len(target), what), target, what)
         self._check_hash(name, hash_bytes(target))
 
     def check(self, name: str) -> None:
         """`get` without the content: Missing or Corrupt unless object `name` is there and whole."""
         what = f"object {name}"
-        file = durable.read_whole(self.object_path(name), encoding.HEADER_SIZE + encoding.MAX_CONTENT, what)
-        self._check_hash(name, hash_bytes(encoding.decode(file, encoding.MAX_CONTENT, what, self._scratch.get)))
+        file = self._read_scratch(name, encoding.MAX_CONTENT, what)
+        content = encoding.decode(file, encoding.MAX_CONTENT, what, self._scratch_content.get)
+        self._check_hash(name, hash_bytes(content))
 
     def has(self, name: str) -> bool:
         """Whether a file of object `name` is there; its content is only checked by `get`."""
@@ -210,6 +210,11 @@ class Store:
         self._checked.clear()
 
     # Inside
+
+    def _read_scratch(self, name: str, limit: int, what: str) -> memoryview:
+        """The file of object `name`, good until this thread reads another one so."""
+        path = self.object_path(name)
+        return durable.read_whole_into(path, encoding.HEADER_SIZE + limit, what, self._scratch_file.get)
 
     def _check_hash(self, name: str, found: str) -> None:
         if found != name:

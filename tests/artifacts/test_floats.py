@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts import encoding
+from artifacts import encoding, load_bundle, save_bundle, verify_bundle
 from artifacts.errors import Corrupt
 from artifacts.floats import join_floats, split_floats
 from artifacts.hashing import hash_bytes
@@ -155,3 +155,18 @@ def test_every_flipped_bit_is_noticed_or_changes_nothing(store):
         except Corrupt:
             continue
         pytest.fail(f"bit {bit} was not noticed")
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_bundles_of_split_numbers_of_many_lengths(store, threads):
+    """Threads use their memory again and again; nothing of one chunk is left in another."""
+    lengths = (20_000, 2**20, 2**20 + 1, 70_001, 3 * 2**20 // 2)
+    tensors = {f"t{n}": trained(length, n, 10.0**-n) for n, length in enumerate(lengths)}
+    name = save_bundle(store, tensors, {}, threads)
+    encodings = [store.object_path(object_).read_bytes()[5] for object_ in store.objects()]
+    assert encodings.count(2) >= len(lengths)
+    loaded = load_bundle(store, name).tensors
+    assert {key: array.tobytes() for key, array in loaded.items()} == {
+        key: array.tobytes() for key, array in tensors.items()
+    }
+    verify_bundle(store, name)
