@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.digest import Sums
-from engine.numerics.types import Floats, Words
+from engine.numerics.types import Floats, Longs, Words
 from engine.schedule import StepValues
 
 
@@ -17,9 +17,21 @@ class StepOutcome:
 
     loss_total: int  # over all tokens, in units of 2**-30 nats
     norm: float  # of the gradient, before clipping
-    flagged: int | None  # first operation that met a number that is not finite
+    flagged: int | None  # first operation that met a number that is not finite, see first_flagged
     bad_gradients: list[str]  # parameters with a gradient that is not finite, where the norm is not
     bad_updates: list[str]  # parameters that the optimizer would have made infinite or NaN
+
+
+def first_flagged(forward: Longs | Words, backward: Longs | Words) -> int | None:
+    """The operation to name, from flags by operation: the first in time that met a number that is not finite.
+
+    What comes after the first is computed from garbage, which need not be the same on every device.
+    """
+    if forward.any():
+        return int(np.flatnonzero(forward)[0])
+    if backward.any():
+        return int(np.flatnonzero(backward)[-1])
+    return None
 
 
 class Backend(Protocol):

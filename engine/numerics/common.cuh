@@ -24,6 +24,9 @@ __device__ __forceinline__ int magnitude_bits(float x) { return __float_as_int(x
 __device__ __forceinline__ int lane_of_thread() { return threadIdx.x & (WARP - 1); }
 
 __device__ __forceinline__ int warp_max(int x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(ALL_LANES, x);
+#endif
     for (int apart = 16; apart > 0; apart >>= 1) x = max(x, __shfl_xor_sync(ALL_LANES, x, apart));
     return x;
 }

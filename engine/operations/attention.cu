@@ -18,6 +18,10 @@
 #define ROW_TILE (TILE * ROW_BYTES)
 #define COLUMN_TILE (DP * COLUMN_BYTES)
 #define THREADS 128
+// Blocks that should fit on a processor: narrow heads need fewer registers.
+#define FORWARD_BLOCKS (DP <= 32 ? 4 : 3)
+#define QUERY_BLOCKS (DP <= 32 ? 4 : 3)
+#define KEY_BLOCKS (DP <= 32 ? 3 : 1)
 #define WEIGHT_EXPONENT 14
 #define SHARED_COLUMNS (DP <= 64) // else right operands of the second products come straight from global memory
 
@@ -358,7 +362,7 @@ __device__ __noinline__ int weight_rare(float p, int e) {
 
 #define FORWARD_COLUMNS (DP < 64 ? DP : 64) // of the head at a time: the accumulators of more do not fit in registers
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) k_attn_fwd(Forward f, Sizes z, Mask mask, const StepValues *values,
+extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd(Forward f, Sizes z, Mask mask, const StepValues *values,
                                                                     const int *unusual, int *flag) {
     extern __shared__ __align__(128) int8 memory[];
     __shared__ Column k_columns[TILE], v_columns[TILE];
@@ -590,7 +594,7 @@ __device__ __forceinline__ Query query_at(const Backward &f, const Sizes &z, int
 }
 
 // dq of TILE queries: over key tiles, ascending.
-extern "C" __global__ void __launch_bounds__(THREADS, 3) k_attn_bwd_queries(Backward f, Sizes z, Mask mask,
+extern "C" __global__ void __launch_bounds__(THREADS, QUERY_BLOCKS) k_attn_bwd_queries(Backward f, Sizes z, Mask mask,
                                                                             const StepValues *values, const int *unusual,
                                                                             int *flag) {
     extern __shared__ __align__(128) int8 memory[];
@@ -675,7 +679,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) k_attn_bwd_queries(Back
 }
 
 // dk and dv of TILE keys: over query tiles, ascending. Rows of the warp's tiles are keys, columns are queries.
-extern "C" __global__ void __launch_bounds__(THREADS) k_attn_bwd_keys(Backward f, Sizes z, Mask mask,
+extern "C" __global__ void __launch_bounds__(THREADS, KEY_BLOCKS) k_attn_bwd_keys(Backward f, Sizes z, Mask mask,
                                                                       const StepValues *values, const int *unusual,
                                                                       int *flag) {
     extern __shared__ __align__(128) int8 memory[];

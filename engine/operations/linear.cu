@@ -123,6 +123,64 @@ extern "C" __global__ void k_quantise_deep_rows(const float *x, int rows, int de
     if (tops) add_column_tops(x, first, count, depth, shard_rows, tops);
 }
 
+#define BLOCK_ROWS 8 // rows that k_quantise_block keeps in registers
+
+// As k_quantise_rows, for a depth that is a multiple of 4 and at most 4096: a block of padded/4 threads reads BLOCK_ROWS
+// rows once, a thread four columns of each.
+extern "C" __global__ void __launch_bounds__(1024) k_quantise_block(const float *x, int rows, int depth, int padded,
+                                                                    int8 *planes, int *exponents, int shard_rows,
+                                                                    int *tops, int *flag) {
+    __shared__ int parts[BLOCK_ROWS][32];
+    __shared__ Factor factors[BLOCK_ROWS];
+    int first = blockIdx.x * BLOCK_ROWS, count = min(BLOCK_ROWS, rows - first), c = 4 * threadIdx.x;
+    float4 v[BLOCK_ROWS];
+#pragma unroll
+    for (int r = 0; r < BLOCK_ROWS; r++) {
+        v[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (c < depth && r < count) v[r] = *(const float4 *)(x + (int64)(first + r) * depth + c);
+    }
+    int column_top[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int r = 0; r < BLOCK_ROWS; r++) {
+        int top[4] = {0, 0, 0, 0};
+        raise(top, v[r]);
+        for (int j = 0; j < 4; j++) column_top[j] = max(column_top[j], top[j]);
+        int row_top = warp_max(max(max(top[0], top[1]), max(top[2], top[3])));
+        if (lane_of_thread() == 0) parts[r][threadIdx.x / WARP] = row_top;
+    }
+    __syncthreads();
+    if (threadIdx.x < count) {
+        int top = 0;
+        for (int w = 0; w < (int)(blockDim.x / WARP); w++) top = max(top, parts[threadIdx.x][w]);
+        int s = row_exponent(top, flag);
+        exponents[first + threadIdx.x] = s;
+        factors[threadIdx.x] = factor_of(s);
+    }
+    __syncthreads();
+    uint32 *hi = (uint32 *)planes, *lo = (uint32 *)(planes + (int64)rows * padded);
+#pragma unroll
+    for (int r = 0; r < BLOCK_ROWS; r++)
+        if (r < count) {
+            Factor f = factors[r];
+            int64 at = ((int64)(first + r) * padded + c) / 4;
+            split4(scaled_integer(v[r].x, f), scaled_integer(v[r].y, f), scaled_integer(v[r].z, f),
+                   scaled_integer(v[r].w, f), hi[at], lo[at]);
+        }
+    if (!tops || c >= depth) return;
+    int shard = first / shard_rows;
+    if ((first + count - 1) / shard_rows == shard) {
+        for (int j = 0; j < 4; j++) atomicMax(&tops[(int64)shard * depth + c + j], column_top[j]);
+    } else {
+#pragma unroll
+        for (int r = 0; r < BLOCK_ROWS; r++)
+            if (r < count) {
+                int top[4] = {0, 0, 0, 0};
+                raise(top, v[r]);
+                for (int j = 0; j < 4; j++) atomicMax(&tops[(int64)((first + r) / shard_rows) * depth + c + j], top[j]);
+            }
+    }
+}
+
 // tops[z, c] = largest magnitude (its encoding) of column c of shard z; tops start as zeros.
 // Block (32, 8): 32 columns, 8 tokens at a time; gridDim.y pieces of the tokens.
 extern "C" __global__ void k_column_tops(const float *x, int tokens, int columns, int *tops) {

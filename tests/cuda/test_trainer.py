@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from engine.errors import NonFinite
 from engine.numerics.types import Words
 from engine.spec import ModelSpec, TrainSpec
 from engine.trainer import Trainer
@@ -51,6 +52,49 @@ CASES = {
 def test_training_gives_the_cpus_digests(case: str) -> None:
     spec, recipe = CASES[case]
     assert digests(spec, recipe, "cuda", 6) == digests(spec, recipe, "cpu", 6)
+
+
+@pytest.mark.parametrize("attention", ["stored", "tiled"])
+def test_recomputed_blocks_move_no_bit(attention: str) -> None:
+    spec, recipe = model(layers=3, attention=attention), train(batch=8, shards=4)
+    found = []
+    for recompute in (0, 2, 3):
+        run = Trainer(
+            spec, recipe, "portable", RandomBatches(spec.vocab), threads=2, device="cuda", recompute=recompute
+        )
+        run.initialise()
+        found.append([run.train_step().digest.hex() for _ in range(3)])
+        run.close()
+    assert found[0] == found[1] == found[2] == digests(spec, recipe, "cpu", 3)
+
+
+def test_debug_tier_repeats_itself_and_learns_the_same() -> None:
+    runs = []
+    for tier in ("debug", "debug", "portable"):
+        run = trainer(model(), train(), "cuda", tier)
+        run.initialise()
+        runs.append([run.train_step() for _ in range(4)])
+        run.close()
+    assert [r.digest for r in runs[0]] == [r.digest for r in runs[1]]
+    assert [r.digest for r in runs[0]] != [r.digest for r in runs[2]]
+    assert np.allclose([r.loss for r in runs[0]], [r.loss for r in runs[2]], rtol=1e-3)
+
+
+def test_a_non_finite_step_changes_nothing_and_is_named_as_on_the_cpu() -> None:
+    messages = []
+    for device in ("cpu", "cuda"):
+        run = trainer(model(), train(learning_rate=1e38, final_learning_rate=1e38, weight_decay=0.0), device)
+        run.initialise()
+        before = {name: array.copy() for name, array in run.state().items()}
+        with pytest.raises(NonFinite) as caught:
+            for _ in range(3):
+                before = {name: array.copy() for name, array in run.state().items()}
+                run.train_step()
+        messages.append(str(caught.value))
+        after = run.state()
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+        run.close()
+    assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("tokens", [11, 22, 10**6])

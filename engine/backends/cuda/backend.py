@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.backends.base import StepOutcome
+from engine.backends.base import StepOutcome, first_flagged
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.elementwise import LOSS
 from engine.backends.cuda.errors import DeviceLost
@@ -72,8 +72,9 @@ class CudaBackend:
     def address(self, name: str) -> int:
         return self._base + self.plan.buffers[name].offset
 
-    def flag_address(self, operation: int) -> int:
-        return self.address("flags") + 4 * operation
+    def flag_address(self, operation: int, phase: str) -> int:
+        """Flags stand by half, then by operation."""
+        return self.address("flags") + 4 * (operation + (phase == "backward") * len(self.program.operations))
 
     def twin(self, operation: Operation) -> Twin[Operation]:
         return self.layout.twins[operation.name]
@@ -171,8 +172,7 @@ class CudaBackend:
         return StepOutcome(int(outcome["loss_total"]), norm, flagged, bad_gradients, bad_updates)
 
     def _first_flag(self) -> int | None:
-        bad = np.flatnonzero(self._host["flags"])
-        return int(bad[0]) if len(bad) else None
+        return first_flagged(*self._host["flags"])
 
     def _bad_gradients(self) -> list[str]:
         flat = np.empty(self.plan.flat_elements, np.float32)
@@ -259,7 +259,7 @@ class CudaBackend:
         )
 
     def _queue_loss_total(self, run: Run) -> None:
-        losses, flag = run.tensor(self.program.losses), self.flag_address(len(self.program.operations) - 1)
+        losses, flag = run.tensor(self.program.losses), self.flag_address(len(self.program.operations) - 1, "forward")
         total = self.address("outcome") + OUTCOME.fields["loss_total"][1]  # type: ignore[index]
         grid = (min(ceiling(run.tokens, THREADS), 4 * self.card.processors),)
         self.launcher(LOSS, "k_loss_total", "PiPP", grid, (THREADS,), losses, run.tokens, total, flag)
@@ -275,7 +275,7 @@ class CudaBackend:
             (THREADS,),
             *(gradient, self.plan.flat_elements, chunks, partial),
         )
-        operations = len(self.program.operations)
+        operations = 2 * len(self.program.operations)
         arguments = (partial, chunks, float(self.train.clip_norm), self.address("flags"), operations, outcome)
         launch(OPTIMIZER, "k_grad_norm_final", "PidPiP", (1,), (32,), *arguments)
         k = self._constants

@@ -82,7 +82,7 @@ class CudaLayout:
             "zeros": BufferType((self.zero_bytes,), "uint8"),
             "values": BufferType((VALUES.itemsize,), "uint8"),
             "outcome": BufferType((OUTCOME.itemsize,), "uint8"),
-            "flags": BufferType((len(program.operations),), "int32"),
+            "flags": BufferType((2, len(program.operations)), "int32"),
             "bad": BufferType((parameters,), "int32"),
             "sums": BufferType((parameters, 3, 2), "uint64"),
             "partial": BufferType((-(-elements // NORM_CHUNK),), "float64"),

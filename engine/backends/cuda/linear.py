@@ -15,6 +15,8 @@ STAGE_DEPTH = 64  # of the kernels that run on every architecture
 DEEP_ROW = 8192  # from this depth on a row is quantised by a whole block
 WARP_ROWS = 2  # as in linear.cu
 DEEP_ROWS = 4
+BLOCK_ROWS = 8
+BLOCK_DEPTH = 4096  # up to this depth a block keeps rows in registers
 INT32_DEPTH = 65536  # up to this depth sums of products fit in int32
 TOPS_PIECE = 64  # tokens that a block looks through for column maxima
 PRODUCT = "PPPPPPqqqiiii"
@@ -53,7 +55,10 @@ def quantise_rows(run: Run, x: int, operand: Operand, flag: int, tops: int = 0, 
     unit, arguments = linear_unit(run), "PiiiPPiPP"
     places = (operand.planes, operand.exponents, operand.rows // shards, tops, flag)
     values = (x, operand.rows, operand.depth, operand.padded, *places)
-    if operand.depth >= DEEP_ROW:
+    if operand.depth % 4 == 0 and operand.depth <= BLOCK_DEPTH:
+        grid = (ceiling(operand.rows, BLOCK_ROWS),)
+        run.launch(unit, "k_quantise_block", arguments, grid, (operand.padded // 4,), *values)
+    elif operand.depth >= DEEP_ROW:
         grid = (ceiling(operand.rows, DEEP_ROWS),)
         run.launch(unit, "k_quantise_deep_rows", arguments, grid, (THREADS,), *values)
     else:

@@ -21,7 +21,8 @@ def cuda_plan(program: Program, train: TrainSpec, tier: Tier) -> tuple[Program, 
     if spec.context > LONGEST_CONTEXT:
         raise SpecError(f"device cuda takes model.context up to {LONGEST_CONTEXT}, found {spec.context}")
     if spec.attention == "stored":
-        program = build_program(spec.model_copy(update={"attention": "tiled"}))
+        recompute = sum(1 for step in program.backward if step.again)
+        program = build_program(spec.model_copy(update={"attention": "tiled"}), recompute)
     layout = CudaLayout(program, train, tier)
     return program, make_plan(program, train, tier, layout.threads, layout), layout
 

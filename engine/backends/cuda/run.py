@@ -7,6 +7,7 @@ from engine.numerics.random import dropout_threshold
 from engine.operations.base import Operation, Sizes
 from engine.operations.dropout import keep_factor
 from engine.plan import gradient_name
+from engine.program import again_name
 
 if TYPE_CHECKING:
     from engine.backends.cuda.backend import CudaBackend
@@ -42,6 +43,7 @@ class Run:
         self._backend = backend
         self._phase = "forward"
         self._moved: dict[str, int] = {}
+        self._recomputed = backend.program.recomputed
         self._accumulates = {
             (step.operation.name, role) for step in backend.program.backward for role in step.accumulates
         }
@@ -54,6 +56,8 @@ class Run:
             self._moved[tensor] = address
 
     def tensor(self, name: str) -> int:
+        if self._phase != "forward" and name in self._recomputed:
+            return self._backend.address(again_name(name))
         return self._moved[name] if name in self._moved else self._backend.address(name)
 
     def gradient(self, name: str) -> int:
@@ -80,13 +84,14 @@ class Run:
         return (operation.name, role) in self._accumulates
 
     def flag(self, operation: Operation) -> int:
-        return self._backend.flag_address(operation.index)
+        return self._backend.flag_address(operation.index, self._phase)
 
     def mask(self, probability: float, site: int) -> MaskArguments:
         probability = probability if self.training else 0.0
         return (site, int(dropout_threshold(probability)), float(keep_factor(probability)))
 
     def prepare(self) -> None:
+        self._phase = "forward"
         for operation in self._backend.program.operations:
             self._backend.twin(operation).prepare(self, operation)
 
@@ -96,10 +101,13 @@ class Run:
             self._backend.twin(operation).forward(self, operation)
 
     def backward(self) -> None:
-        self._phase = "backward"
         for step in self._backend.program.backward:
             twin = self._backend.twin(step.operation)
-            if twin.joins:
+            if twin.joins or step.again:
                 self.launch.join()
+            self._phase = "again"
+            for operation in step.again:
+                self._backend.twin(operation).forward(self, operation)
+            self._phase = "backward"
             twin.backward(self, step.operation)
         self.launch.join()

@@ -14,6 +14,7 @@ UNITS = {
     "activation": "operations/activation.cu",
     "attention": "operations/attention.cu",
     "dropout": "operations/dropout.cu",
+    "elementary": "numerics/elementary.cu",
     "embed": "operations/embed.cu",
     "layernorm": "operations/layernorm.cu",
     "linear": "operations/linear.cu",
