@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from artifacts.errors import ArtifactError, Corrupt, InvalidInput, Missing, RemoteFailed, UnknownVersion
+from artifacts.errors import Corrupt, InvalidInput, Missing, RemoteFailed, UnknownVersion
 from artifacts.store import FORMAT, FORMAT_FILE, Store
 
-_T = TypeVar("_T")
+_FAILS = object()
 
 
 class Remote:
@@ -61,17 +61,12 @@ class Remote:
 
     def size(self, path: str) -> int | None:
         """Bytes of a file; None if there is none."""
-        try:
-            return int(self._attempt(lambda: self._files.info(self._path(path)))["size"])
-        except FileNotFoundError:
-            return None
+        found = self._attempt(lambda: self._files.info(self._path(path)), absent=None)
+        return None if found is None else int(found["size"])
 
     def list(self, folder: str) -> list[str]:
         """Names in a folder, sorted; empty if there is no such folder."""
-        try:
-            found = self._attempt(lambda: self._files.ls(self._path(folder), detail=False))
-        except FileNotFoundError:
-            return []
+        found = self._attempt(lambda: self._files.ls(self._path(folder), detail=False), absent=[])
         return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found} - {""})
 
     def read(self, path: str, limit: int, what: str) -> bytes:
@@ -95,12 +90,13 @@ class Remote:
     def _path(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}" if path else self._root
 
-    def _attempt(self, action: Callable[[], _T]) -> _T:
+    def _attempt(self, action: Callable[[], Any], absent: Any = _FAILS) -> Any:
+        """What `action` returns; `absent`, if given, where there is no such file or folder."""
         try:
             return action()
-        except (ArtifactError, FileNotFoundError):
-            raise
         except Exception as error:  # every protocol's library raises its own
+            if isinstance(error, FileNotFoundError) and absent is not _FAILS:
+                return absent
             raise RemoteFailed(
                 f"{self.url}: {type(error).__name__}: {error}\nWhat was moved before stays: the same command goes on"
             ) from error

@@ -336,6 +336,22 @@ def test_an_ambiguous_prefix_lists_all(store, other, committed, memory):
     assert error.value.candidates == tuple(name for name in names if name[0] == prefix)
 
 
+def test_a_bucket_that_is_not_there(store, other, committed, s3):
+    with pytest.raises(RemoteFailed, match="goes on"):
+        push(store, "s3://nosuchbucket/x")
+    with pytest.raises(Missing):
+        pull(other, "s3://nosuchbucket/x")
+
+
+def test_a_place_that_cannot_be_written(store, committed, memory, monkeypatch):
+    def refuse(self, *rest, **more):
+        raise PermissionError("no")
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", refuse)
+    with pytest.raises(RemoteFailed, match="PermissionError: no"):
+        push(store, memory)
+
+
 def test_a_place_that_cannot_be_reached(store, other, committed, s3, monkeypatch):
     push(store, s3)
     with socket.socket() as free:
