@@ -68,6 +68,19 @@ def test_recomputed_blocks_move_no_bit(attention: str) -> None:
     assert found[0] == found[1] == found[2] == digests(spec, recipe, "cpu", 3)
 
 
+def test_nothing_is_allocated_from_the_second_step_on() -> None:
+    run = trainer(model(), train(), "cuda")
+    run.initialise()
+    run.train_step()
+    card = run.backend.card  # type: ignore[attr-defined]
+    before = card.free_memory()
+    for _ in range(20):
+        run.train_step()
+    run.saved_state()
+    assert card.free_memory() == before
+    run.close()
+
+
 def test_debug_tier_repeats_itself_and_learns_the_same() -> None:
     runs = []
     for tier in ("debug", "debug", "portable"):

@@ -29,8 +29,6 @@ def attention_unit(operation: Attention) -> Unit:
 
 
 class AttentionTwin(Twin[Attention]):
-    kind = "attention"
-
     def _planes(self, operation: Attention, sizes: Sizes) -> BufferType:
         heads = sizes.batch * operation.heads
         return BufferType((2, heads, padded(sizes.context, TILE), head_padded(operation)), "int8")

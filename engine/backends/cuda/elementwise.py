@@ -41,7 +41,6 @@ def drop_out(run: Run, probability: float, site: int, x: int, width: int) -> Non
 
 
 class EmbedTwin(Twin[Embed]):
-    kind = "embed"
     joins = True  # a tied head's gradient goes to the same parameter
 
     def __init__(self, vocab: int) -> None:
@@ -108,8 +107,6 @@ class EmbedTwin(Twin[Embed]):
 
 
 class LayerNormTwin(Twin[LayerNorm]):
-    kind = "layernorm"
-
     def zeroed(self, operation: LayerNorm, tier: str, shards: int) -> dict[str, BufferType]:
         shape = (shards, 2, operation.width)
         return {"tops": BufferType(shape, "int32"), "sums": BufferType(shape, "int64")}
@@ -162,8 +159,6 @@ class LayerNormTwin(Twin[LayerNorm]):
 
 
 class ActivationTwin(Twin[Activation]):
-    kind = "activation"
-
     def __init__(self, elements_per_token: int) -> None:
         self.width = elements_per_token
 
@@ -181,8 +176,6 @@ class ActivationTwin(Twin[Activation]):
 
 
 class ResidualTwin(Twin[ResidualAdd]):
-    kind = "residual_add"
-
     def __init__(self, elements_per_token: int) -> None:
         self.width = elements_per_token
 
@@ -209,8 +202,6 @@ class ResidualTwin(Twin[ResidualAdd]):
 
 
 class LossTwin(Twin[Loss]):
-    kind = "loss"
-
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
 

@@ -25,7 +25,6 @@ class Launcher:
         self._modules: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}
         self._functions: dict[tuple[str, tuple[tuple[str, int], ...], str], Any] = {}
         self._shared: dict[tuple[str, tuple[tuple[str, int], ...], str], int] = {}
-        self.launches = 0
 
     def function(self, unit: Unit, name: str, arguments: str) -> Any:
         key = (unit.name, tuple(sorted(unit.macros.items())))
@@ -54,7 +53,6 @@ class Launcher:
             self._allow_shared(unit, name, function, shared)
         grid3, block3 = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
         function.prepared_async_call(grid3, block3, self._current, *values, shared_size=shared)
-        self.launches += 1
 
     def _allow_shared(self, unit: Unit, name: str, function: Any, size: int) -> None:
         """Raise a kernel's limit of dynamic shared memory where it is below `size`."""

@@ -143,7 +143,6 @@ def choose_kernel(run: Run, a: Operand, b: Operand, shards: int) -> str:
 
 
 class LinearTwin(Twin[Linear]):
-    kind = "linear"
     joins = True
 
     def derived(self, operation: Linear, tier: str) -> dict[str, BufferType]:

@@ -11,7 +11,6 @@ Kind = TypeVar("Kind", bound=Operation)
 class Twin(Generic[Kind]):
     """What one kind of operation does on the card. The default needs nothing beside the program's tensors."""
 
-    kind: ClassVar[str]
     # Whether backward must find finished what an earlier operation's backward left running beside it.
     joins: ClassVar[bool] = False
 
