@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.errors import SpecError
 from engine.numerics.bits import float32_of_bits
+from engine.numerics.blas import product
 from engine.numerics.fixed_point import (
     INFINITY_BITS,
     exponent_for,
@@ -383,7 +384,7 @@ class Linear(Operation):
         y = run.tensor(self.outputs["y"]).reshape(-1, self.wide)
         bias = self._bias(run)
         if run.tier == "debug":
-            np.matmul(x, run.parameter(self.parameters["weight"]).T, out=y)
+            product(x, run.parameter(self.parameters["weight"]).T, y)
             if bias.size:
                 k_add_bias(y, bias)
             return
@@ -449,9 +450,9 @@ class Linear(Operation):
     ) -> None:
         weight = run.parameter(self.parameters["weight"])
         if add:
-            dx += np.matmul(dy, weight, out=run.work(self.name, "dx"))
+            dx += product(dy, weight, run.work(self.name, "dx"))
         else:
-            np.matmul(dy, weight, out=dx)
-        gradient += np.matmul(dy.T, x, out=run.work(self.name, "dw"))
+            product(dy, weight, dx)
+        gradient += product(dy.T, x, run.work(self.name, "dw"))
         if bias_gradient.size:
             k_bias_gradient(dy, bias_gradient)
