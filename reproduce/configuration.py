@@ -112,8 +112,8 @@ def available_cores() -> int:
 def load_configuration(path: Path, overrides: Iterable[str] = ()) -> Configuration:
     """The checked configuration of a YAML file with `key.key=value` overrides; raises ConfigurationError."""
     value = load_yaml(read_text(path), str(path))
-    for override in overrides:
-        _override(value, override)
+    for text in overrides:
+        apply_override(value, text)
     return check(value, str(path))
 
 
@@ -174,7 +174,7 @@ def read_text(path: Path) -> str:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _override(value: Any, override: str) -> None:
+def apply_override(value: Any, override: str) -> None:
     """Set one key; what it may be and whether there is such a key is for the check to say."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):

@@ -79,8 +79,14 @@ def _run_line(info: RunInfo) -> str:
     sessions = 0 if lineage is None else len(lineage.sessions)
     return (
         f"run {info.run_id[:12]}  {info.status}  {reached} of {steps}  "
-        f"{sessions} session{'s' if sessions != 1 else ''}{started}"
+        f"{sessions} session{'s' if sessions != 1 else ''}{started}{_fork(lineage)}"
     )
+
+
+def _fork(lineage: Lineage | None) -> str:
+    if lineage is None or lineage.fork is None:
+        return ""
+    return f"  fork of bundle {lineage.fork.bundle[:12]} at step {lineage.fork.step}"
 
 
 def show_hash(project: Project, configuration: Configuration, prefix: str) -> Iterator[str]:
@@ -104,6 +110,11 @@ def _show_record(store: Store, found: Resolved) -> Iterator[str]:
     yield f"tokenizer      {record.tokenizer}"
     yield f"specification  {record.specification}"
     yield f"sources        {record.sources_digest}"
+    if isinstance(record.lock, dict) and "fork" in record.lock:
+        yield f"fork           {record.lock['fork']}"
+    if record.tolerance is not None:
+        yield f"hardware       {record.hardware}"
+        yield f"tolerance      {record.tolerance}"
     for name, value in sorted(record.results.items()):
         if not isinstance(value, dict | list):
             yield f"{name:<14} {value}"

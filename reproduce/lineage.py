@@ -26,8 +26,19 @@ class Session(BaseModel):
     last_step: int
 
 
+class Fork(BaseModel):
+    """Where a forked run begins: at the state of another run's bundle after `step` steps. `changes`: of configuration,
+    for people."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    bundle: str
+    step: int
+    changes: list[str]
+
+
 class Lineage(BaseModel):
-    """The JSON that artifacts keeps as a run's lineage."""
+    """The JSON that artifacts keeps as a run's lineage. `fork` is None for a run from initial weights."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -38,6 +49,12 @@ class Lineage(BaseModel):
     sessions: list[Session] = Field(default_factory=list)
     validation: dict[str, float] = Field(default_factory=dict)
     samples: dict[str, str] = Field(default_factory=dict)
+    fork: Fork | None = None
+
+    @property
+    def first_step(self) -> int:
+        """Steps that were done before the run began."""
+        return 0 if self.fork is None else self.fork.step
 
     @classmethod
     def read(cls, value: JSON, run_id: str) -> "Lineage | None":

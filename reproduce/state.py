@@ -36,17 +36,16 @@ class Identity:
     def configuration_hash(self) -> str:
         return hash_of(self.configuration)
 
-    def run_id(self, sources_digest: str) -> str:
-        """The name of the run that these sources make of it."""
-        return hash_of(
-            {
-                "format": RUN_FORMAT,
-                "configuration": self.configuration_hash,
-                "dataset": self.dataset,
-                "sources": sources_digest,
-                "tokenizer": self.tokenizer,
-            }
-        )
+    def run_id(self, sources_digest: str, fork: str | None = None) -> str:
+        """The name of the run that these sources make of it; `fork` is the bundle that it begins at, if it is one."""
+        named = {
+            "format": RUN_FORMAT,
+            "configuration": self.configuration_hash,
+            "dataset": self.dataset,
+            "sources": sources_digest,
+            "tokenizer": self.tokenizer,
+        }
+        return hash_of(named if fork is None else {**named, "fork": fork})
 
     def state(self, step: int) -> dict[str, JSON]:
         """The state of a bundle after `step` steps: where data and random numbers go on, and what it belongs to.

@@ -13,7 +13,7 @@ from engine.errors import NonFinite
 from reproduce.configuration import Configuration
 from reproduce.display import open_display, say
 from reproduce.errors import Changed, Interrupted
-from reproduce.lineage import Lineage, Session
+from reproduce.lineage import Fork, Lineage, Session
 from reproduce.normative import normative_sources
 from reproduce.project import Project
 from reproduce.signals import Signals
@@ -37,17 +37,19 @@ class Finished:
     lineage: Lineage
 
 
-def train(project: Project, configuration: Configuration, start: str | None = None) -> Finished:
+def train(
+    project: Project, configuration: Configuration, start: str | None = None, fork: Fork | None = None
+) -> Finished:
     """Trains to the end and returns the finished run; a run that is finished already is only looked up.
 
-    start: a bundle to go on from instead of the run's last one. Raises Interrupted after a signal, NonFinite,
-    SaveFailed (no space), Busy, DamagedBundle, Changed.
+    start: a bundle to go on from instead of the run's last one. fork: begin at the state of another run.
+    Raises Interrupted after a signal, NonFinite, SaveFailed (no space), Busy, DamagedBundle, Changed.
     """
     dataset = open_dataset(project.dataset)
     check_dataset(configuration, dataset)
     identity = identity_of(configuration, dataset)
     sources = normative_sources()
-    run_id = identity.run_id(sources_digest(sources))
+    run_id = identity.run_id(sources_digest(sources), None if fork is None else fork.bundle)
     store = project.store(configuration.run)
     with Signals() as signals, open_run_patiently(store, run_id, say) as run:
         try:
@@ -56,6 +58,7 @@ def train(project: Project, configuration: Configuration, start: str | None = No
                 dataset=dataset.hash,
                 tokenizer=dataset.tokenizer.hash,
                 sources=sources,
+                fork=fork,
             )
             if start is None and _is_finished(run, configuration, lineage):
                 say(f"run {run_id[:12]} is complete already")
@@ -72,7 +75,8 @@ def train(project: Project, configuration: Configuration, start: str | None = No
         run.set_state("complete")
         bundles = run.bundles()
         steps = configuration.train.steps
-        return Finished(run_id, identity, sources, steps, bundles[0], bundles[steps], lineage)
+        first = bundles[lineage.first_step]
+        return Finished(run_id, identity, sources, steps, first, bundles[steps], lineage)
 
 
 def _read_lineage(store: Store, run_id: str) -> Lineage | None:
@@ -91,7 +95,7 @@ def _is_finished(run: Run, configuration: Configuration, lineage: Lineage) -> bo
     return (
         last is not None
         and last[0] == steps
-        and 0 in run.bundles()
+        and lineage.first_step in run.bundles()
         and not _missing(configuration, lineage, steps)
     )
 
@@ -112,7 +116,7 @@ def _missing(configuration: Configuration, lineage: Lineage, before: int) -> lis
     """Steps below `before` whose observations are due and not there."""
     return [
         step
-        for step in range(before)
+        for step in range(lineage.first_step, before)
         if (validation_due(configuration, step) and str(step) not in lineage.validation)
         or (sample_due(configuration, step) and str(step) not in lineage.samples)
     ]
@@ -167,8 +171,12 @@ class _Training:
                     self.lineage.write(self.run_)
 
     def _take_up(self, start: str | None) -> None:
-        if 0 not in self.run_.bundles():
-            self.trainer.initialise()
+        fork = self.lineage.fork
+        if self.lineage.first_step not in self.run_.bundles():
+            if fork is None:
+                self.trainer.initialise()
+            else:
+                self.trainer.load_state(load_bundle(self.store, fork.bundle).tensors)
             self._save()
             self.saver.drain()
         if start is None:
@@ -179,7 +187,8 @@ class _Training:
         if missing := _missing(self.configuration, self.lineage, self.trainer.step):
             raise Changed(
                 f"bundle {start} is at step {self.trainer.step}, but this run has not seen what was observed at step "
-                f"{missing[0]}: go on from a bundle of step {missing[0]} or before, such as {self.run_.bundles()[0]}"
+                f"{missing[0]}: go on from a bundle of step {missing[0]} or before, such as "
+                f"{self.run_.bundles()[self.lineage.first_step]}"
             )
         self.saved_step = self.trainer.step
         if self.trainer.step:
