@@ -10,6 +10,8 @@ from artifacts import hash_bytes
 from artifacts.bundle import flat_bytes, split
 from artifacts.canonical import JSON
 from artifacts.manifest import Manifest, TensorEntry, write_manifest
+from engine.digest import k_digest, step_digest
+from engine.trainer import STATE_ARRAYS, Trainer
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -26,6 +28,17 @@ def bundle_hash(tensors: Arrays, state: Mapping[str, JSON]) -> str:
         for name in sorted(tensors)
     )
     return hash_bytes(write_manifest(Manifest(entries, state)))
+
+
+def state_digest(trainer: Trainer, state: Arrays) -> bytes:
+    """The step digest of a whole state, from its tensors; the state is of one step at least."""
+    parameters = trainer.program.parameters
+    sums = np.zeros((len(parameters), len(STATE_ARRAYS), 2), np.uint64)
+    for number, parameter in enumerate(parameters):
+        for kind, array in enumerate(STATE_ARRAYS):
+            k_digest(np.ascontiguousarray(state[f"{array}/{parameter.name}"]).reshape(-1), sums[number, kind])
+    losses = state["history/loss"]
+    return step_digest(len(losses), losses[-1], sums)
 
 
 def differing_tensors(expected: Arrays, found: Arrays) -> list[dict[str, Any]]:

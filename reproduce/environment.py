@@ -15,7 +15,10 @@ from engine.errors import UnsoundMachine
 from engine.numerics.self_test import check_float_environment
 from reproduce.configuration import available_cores
 
-LIBRARIES = ("blake3", "llvmlite", "numba", "numpy", "tokenizers", "zstandard")
+LIBRARIES = ("blake3", "llvmlite", "numba", "numpy", "pycuda", "tokenizers", "zstandard")
+
+SWITCHES = ("BLIS_", "CUDA_", "KMP_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "VECLIB_")
+"""Beginnings of environment variables that change how libraries compute."""
 
 
 def fingerprint(root: Path, threads: int) -> dict[str, Any]:
@@ -26,6 +29,7 @@ def fingerprint(root: Path, threads: int) -> dict[str, Any]:
         "cpu": cpu(),
         "float": _float_modes(),
         "git": git_commit(root),
+        "gpu": gpu(),
         "hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
         "libraries": {name: _version(name) for name in LIBRARIES},
         "locale": _locale(),
@@ -36,12 +40,14 @@ def fingerprint(root: Path, threads: int) -> dict[str, Any]:
             "system": platform.system(),
         },
         "python": {"implementation": sys.implementation.name, "version": platform.python_version()},
+        "switches": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SWITCHES)},
         "threads": threads,
     }
 
 
 def hardware_class() -> dict[str, Any]:
-    """What the bits of the tier `debug` depend on."""
+    """What the bits of the tier `debug` depend on: the products are the BLAS's, which picks its kernel by processor and
+    cuts large products by threads; all else is compiled as for the tier `portable`."""
     return {
         "blas": blas(),
         "cpu": cpu()["model"],
@@ -71,6 +77,7 @@ def blas() -> list[dict[str, Any]]:
             {
                 "kernel": str(entry.get("architecture", "unknown")),
                 "library": str(entry["internal_api"]),
+                "threads": int(entry["num_threads"]),
                 "version": str(entry.get("version")),
             }
             for entry in threadpoolctl.threadpool_info()
@@ -78,6 +85,16 @@ def blas() -> list[dict[str, Any]]:
         ),
         key=lambda entry: sorted(entry.items()),
     )
+
+
+def gpu() -> list[dict[str, str]]:
+    """Model, memory and driver of every NVIDIA GPU that the driver's own tool lists; empty without."""
+    fields = ("name", "memory.total", "driver_version", "compute_cap")
+    listed = _output(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"])
+    rows = (line.split(",") for line in (listed or "").splitlines())
+    return [
+        dict(zip(fields, map(str.strip, row), strict=True)) for row in rows if len(row) == len(fields)
+    ]
 
 
 def git_commit(root: Path) -> dict[str, Any] | None:
