@@ -1,0 +1,1 @@
+"""Deliberate faults in copies of a small real run: is each found, and called what it is?"""
