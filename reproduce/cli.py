@@ -16,6 +16,7 @@ from reproduce.display import print_line
 from reproduce.plan_commands import COMMANDS
 from reproduce.project import Project
 from reproduce.store_commands import COMMANDS as STORE_COMMANDS
+from reproduce.verdict_commands import COMMANDS as VERDICT_COMMANDS
 
 UNEXPECTED = 70
 
@@ -121,13 +122,33 @@ def train() -> None:
 
 @cli.command()
 @click.argument("bundle", required=False)
-def resume(bundle: str | None) -> None:
+@click.option("--fork", "as_fork", is_flag=True, help="Make a new run of it, with the changes of -S.")
+@click.option("-S", "--set-param", "overrides", multiple=True, metavar="KEY=VALUE",
+              help="With --fork: what changes, such as -S train.steps=2000.")
+def resume(bundle: str | None, as_fork: bool, overrides: Sequence[str]) -> None:
     """Go on with the current experiment from its last bundle, or from BUNDLE."""
-    _train(bundle)
+    if as_fork:
+        _fork(bundle, overrides)
+    elif overrides:
+        raise click.UsageError("-S changes the configuration, and a run has one: add --fork to make a new run of it")
+    else:
+        _train(bundle, resuming=True)
 
 
-def _train(bundle: str | None) -> None:
+def _fork(bundle: str | None, overrides: Sequence[str]) -> None:
     from reproduce.display import say
+    from reproduce.forking import fork
+    from reproduce.waiting import one_stage_at_a_time
+
+    project, configuration = _load()
+    with one_stage_at_a_time(project.private(), say):
+        name = fork(project, configuration, bundle, overrides)
+    _answer(f"record {name}\nCheck it: reproduce verify {name[:12]}")
+
+
+def _train(bundle: str | None, resuming: bool = False) -> None:
+    from reproduce.display import say
+    from reproduce.forking import require_run
     from reproduce.history import find_bundle, require_same_configuration
     from reproduce.stages import train_stage
     from reproduce.waiting import one_stage_at_a_time
@@ -139,6 +160,8 @@ def _train(bundle: str | None) -> None:
             store = project.store(configuration.run)
             start = find_bundle(store, bundle)
             require_same_configuration(store, start, configuration)
+        elif resuming:
+            require_run(project, configuration)
         train_stage(project, configuration, start)
     _answer("`dvc repro` goes on with the pipeline from here")
 
@@ -198,13 +221,24 @@ def sample(bundle: str, **options: Any) -> None:
 @cli.command()
 @click.argument("hash")
 @click.option("--steps", metavar="A:B", help="Replay only steps A to B, from the bundle before A.")
+@click.option("--segments", type=click.IntRange(1), default=None, metavar="N",
+              help="Replay only N of the segments between bundles, chosen by chance.")
+@click.option("--seed", type=click.IntRange(0), help="Choose the segments of --segments with this number.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Segments replayed side by side.")
+@click.option("--checkout", is_flag=True, help="Replay with the record's sources, from the Git commit that has them.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def verify(hash: str, steps: str | None, as_json: bool) -> int:
-    """Replay the record HASH and compare: 0 bit-exact, 1 differs, 3 inconclusive, 4 corrupt."""
+def verify(hash: str, segments: int | None, **asked: Any) -> int:
+    """Replay the record HASH (or that in a capsule's file) and compare: 0 bit-exact or within tolerance, 1 differs,
+    3 inconclusive, 4 corrupt."""
+    from reproduce.verification import Request
     from reproduce.verification import verify as check
+    from reproduce.verification.capsule import is_capsule, verify_capsule
 
+    request = Request(segments=segments or 0, **asked)
+    if is_capsule(hash):
+        return verify_capsule(Path(hash), request)
     project, configuration = _load()
-    return check(project, configuration.run, hash, steps, as_json)
+    return check(project, configuration.run, hash, request)
 
 
 @cli.command()
@@ -234,5 +268,5 @@ def gc(dry_run: bool, keep_last: int | None, keep_every: int | None) -> None:
         _answer(line)
 
 
-for command in (*COMMANDS, *STORE_COMMANDS):
+for command in (*COMMANDS, *STORE_COMMANDS, *VERDICT_COMMANDS):
     cli.add_command(command)

@@ -23,6 +23,7 @@ from ruamel.yaml import YAML
 
 from artifacts import Store, hash_bytes, list_runs
 from reproduce import cli
+from reproduce.selftest.lab import make_lab
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = ("engine", "data_pipeline", "artifacts", "reproduce", "tools", "experiments", ".dvc")
@@ -198,6 +199,18 @@ def committed(place):
     project.git("commit", "-q", "-m", "sources")
     project.git("tag", "sources")
     return project
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory):
+    """A finished run without DVC and Git, only to be looked at; `lab.copy(folder)` may be spoiled."""
+    return make_lab(tmp_path_factory.mktemp("lab") / "project")
+
+
+@pytest.fixture
+def spoilt(lab, tmp_path):
+    """A copy of it."""
+    return lab.copy(tmp_path / "spoilt")
 
 
 @pytest.fixture
