@@ -1,7 +1,8 @@
 """Saves and loads the same state with safetensors and PyTorch; run by store.py in an interpreter that may have them.
 
-Reads one word a line, `safetensors` or `torch`, and answers each with one JSON line: seconds of a durable save and of
-a verified load, or null where the library is missing. Arguments: folder, layers, vocabulary, threads.
+Reads one word a line, `safetensors` or `torch`, and answers each with one JSON line: seconds (by the clock, and of all
+cores together) of a durable save and of a verified load, or null where the library is missing. Arguments: folder,
+layers, vocabulary, threads.
 """
 
 import importlib.util
@@ -66,15 +67,22 @@ def measure_torch(path: Path, state: State, threads: int) -> dict[str, Any]:
 
 
 def both(path: Path, save: Callable[[], None], load: Callable[[], object], version: str) -> dict[str, Any]:
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     save()
-    saved = time.perf_counter()
+    saved, saved_cpu = time.perf_counter(), time.process_time()
     loaded = load()
-    end = time.perf_counter()
+    end, end_cpu = time.perf_counter(), time.process_time()
     del loaded
     size = path.stat().st_size
     path.unlink()
-    return {"save_seconds": saved - start, "load_seconds": end - saved, "bytes": size, "version": version}
+    return {
+        "save_seconds": saved - start,
+        "save_cpu_seconds": saved_cpu - start_cpu,
+        "load_seconds": end - saved,
+        "load_cpu_seconds": end_cpu - saved_cpu,
+        "bytes": size,
+        "version": version,
+    }
 
 
 def sync(path: Path) -> None:
