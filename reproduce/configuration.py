@@ -52,7 +52,7 @@ class SamplingSpec(_Section):
 class RunOptions(_Section):
     """What must not change a bit, and so enters no hash."""
 
-    device: Literal["cpu"] = Field(description="where to compute")
+    device: Literal["cpu", "cuda"] = Field(description="where to compute: `cpu`, or `cuda` on one GPU")
     threads: Annotated[int, Field(ge=0, le=4096)] = Field(
         description="threads to compute with; 0 takes all cores this process may use"
     )

@@ -128,6 +128,7 @@ def workbench_over(configuration: Configuration, dataset: Dataset) -> Iterator[W
         configuration.tier,
         TrainingOrder(dataset.train, model.context, train.batch, train.seed),
         threads=configuration.run.thread_count(),
+        device=configuration.run.device,
         recompute=configuration.recomputed_blocks,
     )
     try:

@@ -37,8 +37,9 @@ def _use_cache_folder() -> bool:
     root = os.environ.get("SAMEBITS_CACHE") or platformdirs.user_cache_dir("samebits")
     folder = Path(root) / "compiled" / engine_source_digest()[:32]
     try:
+        str(ENGINE_FOLDER).encode()  # Numba names its files by this; a path the locale cannot express would stop it
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, UnicodeEncodeError):
         return False
     if not os.access(folder, os.W_OK):
         return False
