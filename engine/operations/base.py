@@ -115,7 +115,7 @@ class Operation(ABC):
         """Buffers computed from the parameters once per step, such as quantised weights."""
         return {}
 
-    def prepare(self, run: Execution) -> None:  # noqa: B027 -- most operations derive nothing
+    def prepare(self, run: Execution) -> None:
         """Compute the derived buffers."""
 
     @abstractmethod

@@ -79,7 +79,7 @@ def test_params_is_the_default_experiment_byte_for_byte():
         ("data.cleaning=[nfc, nfc]", "expected each step once"),
         ("data.validation_permille=1000", "data.validation_permille: expected at most 999, found 1000"),
         ("sampling.prompt=''", "sampling.prompt: expected text of at least 1 characters"),
-        ("run.device=cuda", "run.device: expected 'cpu', found the text 'cuda'"),
+        ("run.device=tpu", "run.device: expected 'cpu' or 'cuda', found the text 'tpu'"),
         ("run.save_every_steps=0", "run.save_every_steps: expected at least 1, found 0"),
         ("model=3", "model: expected a section with keys, found 3"),
         ("train.seed=9007199254740993", "train.seed may be at most 9007199254740991"),
