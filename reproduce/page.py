@@ -79,7 +79,7 @@ def _record_parts(store: Store, name: str) -> Iterator[str]:
     simple = {key: value for key, value in record.results.items() if not isinstance(value, dict | list)}
     yield _section("Results", _table({"tier": record.tier, "steps": record.steps, **simple}))
     held = record.results.get("validation")
-    yield _section("Loss", _curve(final.tensors.get("history/loss"), held if isinstance(held, dict) else {}))
+    yield _section("Loss", curve(final.tensors.get("history/loss"), held if isinstance(held, dict) else {}))
     yield from _samples(store, record.final_bundle)
     yield _section("Who saw it", _attestations(read_attestations(store, name)))
     yield _section("Configuration", _table(_flat(record.configuration)))
@@ -106,7 +106,7 @@ def _record_parts(store: Store, name: str) -> Iterator[str]:
 def _bundle_parts(store: Store, name: str, records: Sequence[str]) -> Iterator[str]:
     bundle = load_bundle(store, name)
     yield _section("State", _table(_flat(bundle.state)))
-    yield _section("Loss", _curve(bundle.tensors.get("history/loss"), {}))
+    yield _section("Loss", curve(bundle.tensors.get("history/loss"), {}))
     yield from _samples(store, name)
     yield _section("Records that hold it", _table({str(n + 1): record for n, record in enumerate(records)}))
     tensors = {key: f"{array.dtype} {list(array.shape)}" for key, array in sorted(bundle.tensors.items())}
@@ -164,7 +164,7 @@ def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return rows
 
 
-def _curve(losses: Array | None, held: Mapping[str, Any]) -> str:
+def curve(losses: Array | None, held: Mapping[str, Any]) -> str:
     """Training loss as a line (means of neighbours where there are many steps), loss on held-out text as dots."""
     if losses is None or len(losses) == 0:
         return "<p>No steps yet.</p>"
