@@ -186,9 +186,9 @@ class _Training:
         self.workbench.load(load_bundle(self.store, start), f"bundle {start}")
         if missing := _missing(self.configuration, self.lineage, self.trainer.step):
             raise Changed(
-                f"bundle {start} is at step {self.trainer.step}, but this run has not seen what was observed at step "
-                f"{missing[0]}: go on from a bundle of step {missing[0]} or before, such as "
-                f"{self.run_.bundles()[self.lineage.first_step]}"
+                f"bundle {start} is of step {self.trainer.step} of another run, made with other sources or elsewhere: "
+                f"this run has not seen what is observed at step {missing[0]}. Go on from a bundle of step "
+                f"{missing[0]} or before, such as {self.run_.bundles()[self.lineage.first_step]}"
             )
         self.saved_step = self.trainer.step
         if self.trainer.step:

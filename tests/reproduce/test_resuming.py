@@ -32,6 +32,15 @@ def test_an_earlier_bundle_comes_to_the_same_end(prepared):
     assert "up to date" in prepared.dvc("status").stdout
 
 
+def test_a_bundle_of_other_sources_is_of_another_run(prepared):
+    """Its losses on the way are not known here, and would be missing from the curves."""
+    of_other_sources = bundle(prepared, 5)
+    path = prepared.root / "data_pipeline" / "order.py"
+    path.write_bytes(path.read_bytes() + b"# without effect\n")
+    said = prepared.reproduce("resume", of_other_sources, code=2).stderr
+    assert "of another run, made with other sources" in said
+
+
 def test_a_hash_that_nobody_knows(prepared):
     assert "begins with 0123abcd" in prepared.call("resume", "0123abcd", code=2).stderr
     assert "expected 4 to 64" in prepared.call("resume", "xyz", code=2).stderr
