@@ -10,12 +10,16 @@ import click
 @click.argument("b")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def diff(a: str, b: str, as_json: bool) -> int:
-    """Where A and B (records, runs or bundles) part: exit 0 if they are the same, 1 if not."""
+    """Where A and B part: exit 0 if they are the same, 1 if not. Each is a record, run or bundle, with FOLDER: before
+    it if it is in another store; or both are stores' folders."""
     from reproduce.configuration import load_configuration
     from reproduce.diff import diff as compare
-    from reproduce.diff.sides import find_side
+    from reproduce.diff.sides import find_side, is_store, open_store
+    from reproduce.diff.stores import diff_stores
     from reproduce.project import Project
 
+    if is_store(a) and is_store(b):
+        return diff_stores(open_store(a), open_store(b), as_json)
     project = Project.find()
     run = load_configuration(project.params).run
     store = project.store(run)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from artifacts import (
     resolve,
 )
 from artifacts.errors import Ambiguous, InvalidInput
+from artifacts.store import FORMAT_FILE
 from reproduce.errors import Inconclusive, ReproduceError
 from reproduce.lineage import Lineage
 from reproduce.state import Identity
@@ -50,8 +52,24 @@ class Side:
         return min(self.bundles)
 
 
-def find_side(store: Store, prefix: str) -> Side:
-    """The record, run or bundle whose name begins with `prefix`. Raises InvalidInput, Ambiguous, Inconclusive."""
+def is_store(text: str) -> bool:
+    """Whether it names the folder of a store."""
+    return (Path(text) / FORMAT_FILE).is_file()
+
+
+def open_store(text: str) -> Store:
+    """The store in a folder, to read. Raises ReproduceError."""
+    if not is_store(text):
+        raise ReproduceError(f"{text}: expected the folder of a store (with a file {FORMAT_FILE}), found none")
+    return Store(Path(text), read_only=True)
+
+
+def find_side(store: Store, text: str) -> Side:
+    """The record, run or bundle whose name begins with `text`, or FOLDER:NAME for one in the store of a folder. Raises
+    InvalidInput, Ambiguous, Inconclusive, ReproduceError."""
+    folder, colon, prefix = text.rpartition(":")
+    if colon:
+        store = open_store(folder)
     runs = [info for info in list_runs(store) if info.run_id.startswith(prefix)] if len(prefix) >= 4 else []
     try:
         found = resolve(store, prefix)

@@ -13,6 +13,7 @@ from typing import Any
 from artifacts import hash_bytes
 from reproduce.errors import Inconclusive
 from reproduce.project import Project
+from reproduce.verification.datasets import Found
 from reproduce.yaml_edit import set_values
 
 _QUICK_SECONDS = 120
@@ -54,17 +55,24 @@ def _content_hash(root: Path, blob: str, known: dict[str, str]) -> str:
 
 
 def verify_in_checkout(
-    project: Project, store: Path, commit: str, record: str, words: Sequence[str], threads: int, live: bool
+    project: Project,
+    store: Path,
+    commit: str,
+    record: str,
+    words: Sequence[str],
+    threads: int,
+    dataset: Found | None,
+    live: bool,
 ) -> tuple[int, dict[str, Any] | None]:
-    """`reproduce verify` as `commit` has it, in a working tree of its own that is removed afterwards. It attests by
-    itself. Returns its exit code and, unless `live`, what it prints as JSON."""
+    """`reproduce verify` as `commit` has it, in a working tree of its own removed afterwards. It attests by itself.
+    dataset: the record's, if it is at hand. Returns its exit code and, unless `live`, what it prints as JSON."""
     place = project.private() / "checkouts" / commit[:16]
     _remove(project.root, place)
     place.parent.mkdir(exist_ok=True)
-    if _git(project.root, "worktree", "add", "--detach", str(place), commit) is None:
+    if _git(project.root, "worktree", "add", "--force", "--detach", str(place), commit) is None:
         raise Inconclusive(f"Git could not check out {commit} at {place}: `git worktree add` says why")
     try:
-        _furnish(project, store, place, threads)
+        _furnish(store, place, threads, dataset)
         command = [sys.executable, "-m", "reproduce", "verify", record, *words]
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(
@@ -79,8 +87,8 @@ def verify_in_checkout(
         _remove(project.root, place)
 
 
-def _furnish(project: Project, store: Path, place: Path, threads: int) -> None:
-    """Lets the checkout see the store and the data of the project; what it finds there it verifies itself."""
+def _furnish(store: Path, place: Path, threads: int, dataset: Found | None) -> None:
+    """Lets the checkout see the store and the record's data if that is at hand; it verifies both itself."""
     params = place / "params.yaml"
     text = params.read_text(encoding="utf-8")
     values: dict[tuple[str, ...], str | int] = {
@@ -88,8 +96,8 @@ def _furnish(project: Project, store: Path, place: Path, threads: int) -> None:
         ("run", "threads"): threads,
     }
     params.write_text(set_values(text, values, str(params)), encoding="utf-8", newline="")
-    if project.dataset.is_dir():
-        shutil.copytree(project.dataset, place / "data" / "dataset", dirs_exist_ok=True)
+    if dataset is not None:
+        shutil.copytree(dataset.folder, place / "data" / "dataset", dirs_exist_ok=True)
 
 
 def _parsed(output: bytes, commit: str) -> dict[str, Any]:
@@ -108,7 +116,6 @@ def _remove(root: Path, place: Path) -> None:
         _git(root, "worktree", "remove", "--force", str(place))
         with suppress(FileNotFoundError):
             shutil.rmtree(place)
-    _git(root, "worktree", "prune")
 
 
 def _git(root: Path, *words: str) -> bytes | None:

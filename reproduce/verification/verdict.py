@@ -12,6 +12,13 @@ EXIT_CODES: Mapping[Verdict, int] = {
     "inconclusive": 3,
     "corrupt": 4,
 }
+ADVICE: Mapping[Verdict, str] = {
+    "differs": "verify on another machine, to learn whether the record or this one is the odd one out; "
+    "`reproduce diff` compares two records or runs",
+    "corrupt": "`reproduce fsck` lists all that is damaged in the store; `reproduce pull URL` or a capsule brings "
+    "whole copies. If the record contradicts itself, ask whoever made it",
+}
+"""What to do after a verdict; that of inconclusive is in its reason."""
 
 
 @dataclass

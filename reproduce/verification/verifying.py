@@ -27,14 +27,14 @@ from reproduce.planning.sizes import size
 from reproduce.project import Project
 from reproduce.training import now
 from reproduce.verification.checkout import find_commit, verify_in_checkout
-from reproduce.verification.datasets import Found, find_dataset
+from reproduce.verification.datasets import Found, find_dataset, look_for_dataset
 from reproduce.verification.distances import Tolerance
 from reproduce.verification.expectation import Expectation, expectation
 from reproduce.verification.integrity import Claims, check_bundles, read_claims
 from reproduce.verification.jobs import SegmentFailed, Task, in_turn, side_by_side
 from reproduce.verification.lock import check_lock_of_dataset
 from reproduce.verification.segments import Segment, choose, parse_steps, pieces, whole
-from reproduce.verification.verdict import EXIT_CODES, Findings, Report
+from reproduce.verification.verdict import ADVICE, EXIT_CODES, Findings, Report
 
 Say = Callable[[str], None]
 _SEEDS = 2**32
@@ -116,6 +116,8 @@ def _finish(report: Report, request: Request, say: Say, environment: Mapping[str
         say(line)
     took = f" ({duration(report.seconds)})" if report.seconds else ""
     say(f"verdict: {report.verdict}: {report.reason}{took}")
+    if report.verdict in ADVICE:
+        say(f"what to do: {ADVICE[report.verdict]}")
     return EXIT_CODES[report.verdict]
 
 
@@ -248,6 +250,7 @@ class _Verification:
             report.record,
             request.words(),
             self.options.thread_count(),
+            look_for_dataset(self.project, self.record.dataset),
             live=not request.as_json,
         )
         if found is not None:

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from artifacts import list_runs, load_bundle, read_record
+from artifacts import list_runs
 from reproduce.diff import diff
 from reproduce.diff.sides import find_side
+from reproduce.diff.stores import diff_stores
 from reproduce.diff.tensors import compare_states, ulps
-from reproduce.selftest.lab import Deviation, bits, quietly
+from reproduce.selftest.lab import Deviation, bits, make_lab, quietly
 
 FLOATS = st.floats(width=32, allow_nan=False)
 
@@ -62,23 +63,8 @@ def test_a_fault_at_a_random_step_and_tensor_is_found_at_that_step(spoilt, seed)
 
 def test_two_configurations_are_compared_at_the_step_itself_by_replay(spoilt):
     """Both sides can be computed again, so the states after step 3 are there though nobody saved them."""
-    store = spoilt.store
-    changed = {"train": {"learning_rate": 1e-3}}
-    from reproduce.selftest.lab import make_lab
-
-    other = make_lab(spoilt.project.root.parent / "other", changed)
-    for bundle in other.bundles().values():
-        for name in [bundle]:
-            loaded = load_bundle(other.store, name)
-            from artifacts import save_bundle
-
-            save_bundle(store, loaded.tensors, loaded.state)
-    record = read_record(other.store, other.record)
-    from artifacts import write_record
-
-    store.put(other.store.get(record.digests))
-    write_record(store, record, other.bundles())
-    code, found, text = compare(spoilt, spoilt.record, other.record)
+    other = make_lab(spoilt.project.root.parent / "other", {"train": {"learning_rate": 1e-3}})
+    code, found, text = compare(spoilt, spoilt.record, f"{other.store.path}:{other.record}")
     assert (code, found["step"]) == (1, 1)
     assert found["configuration"] == ["train.learning_rate: was 0.002, is 0.001"]
     assert [state["origin"] for state in found["states"]] == ["replayed", "replayed"]
@@ -118,6 +104,31 @@ def test_names_that_are_none(lab):
     with pytest.raises(Exception, match="no run either") as caught:
         find_side(lab.store, "0000000")
     assert caught.value.exit_code == 2
+
+
+def test_a_folder_that_is_no_store(lab, tmp_path):
+    with pytest.raises(Exception, match="expected the folder of a store") as caught:
+        find_side(lab.store, f"{tmp_path}:abcd")
+    assert caught.value.exit_code == 2
+
+
+def test_stores_are_the_same_or_the_pair_to_look_at_is_named(lab, spoilt):
+    code, said = quietly(lambda: diff_stores(lab.store, spoilt.store, False))
+    assert (code, said.splitlines()[-1]) == (0, "the same records, and runs with the same bundles")
+
+    def around(trainer, at):
+        if at == 3:
+            bits(trainer.state()["m/embed.token"])[7] ^= 1
+        trainer.train_step()
+
+    forged = spoilt.forge_run(Deviation(around_step=around))
+    (spoilt.store.path / "index" / "records" / spoilt.record).unlink()
+    code, said = quietly(lambda: diff_stores(lab.store, spoilt.store, True))
+    found = json.loads(said)
+    assert (code, found["only_a"], found["only_b"]) == (1, [lab.record], [forged])
+    assert found["same_claim"] == [[lab.record, forged]]
+    _, text = quietly(lambda: diff_stores(lab.store, spoilt.store, False))
+    assert f"reproduce diff {lab.store.path}:{lab.record[:12]} {spoilt.store.path}:{forged[:12]}" in text
 
 
 @given(FLOATS, st.integers(0, 1000))
