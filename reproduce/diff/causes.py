@@ -78,8 +78,8 @@ def _replays(a: Side, b: Side, states: tuple[State, State]) -> list[str]:
             found.append(f"a replay here comes to what {side.title} has")
         if state.origin == "replayed otherwise":
             found.append(
-                f"a replay here does not come to what {side.title} has: {state.note}, so something happened to it at "
-                "that step which its configuration, its data and the sources here do not say"
+                f"a replay here does not come to what {side.title} has, so something happened to it at that step which "
+                "its configuration, its data and the sources here do not say"
             )
     return found
 
@@ -87,7 +87,7 @@ def _replays(a: Side, b: Side, states: tuple[State, State]) -> list[str]:
 def _environments(a: Side, b: Side) -> list[str]:
     if not a.environments or not b.environments:
         who = " and ".join(side.title for side in (a, b) if not side.environments)
-        return [f"on which machine {who} was trained is not known: only records have attestations"]
+        return [f"no attestation in the store says on which machine {who} was trained"]
     changed = differences(_known(a.environments[0]), _known(b.environments[0]))
     if not changed:
         return ["both say that they were trained in the same environment"]

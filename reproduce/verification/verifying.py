@@ -32,6 +32,7 @@ from reproduce.verification.distances import Tolerance
 from reproduce.verification.expectation import Expectation, expectation
 from reproduce.verification.integrity import Claims, check_bundles, read_claims
 from reproduce.verification.jobs import SegmentFailed, Task, in_turn, side_by_side
+from reproduce.verification.lines import difference_lines, distance_lines
 from reproduce.verification.lock import check_lock_of_dataset
 from reproduce.verification.segments import Segment, choose, parse_steps, pieces, whole
 from reproduce.verification.verdict import ADVICE, EXIT_CODES, Findings, Report
@@ -110,40 +111,13 @@ def _finish(report: Report, request: Request, say: Say, environment: Mapping[str
             "segments": report.segments,
         }
         print_line(json.dumps(whole_report, indent=2, sort_keys=True))
-    for difference in report.differences:
-        say(f"difference: {json.dumps(difference, sort_keys=True)}")
-    for line in _distance_lines(report):
+    for line in (*difference_lines(report.differences), *distance_lines(report.distances)):
         say(line)
     took = f" ({duration(report.seconds)})" if report.seconds else ""
     say(f"verdict: {report.verdict}: {report.reason}{took}")
     if report.verdict in ADVICE:
         say(f"what to do: {ADVICE[report.verdict]}")
     return EXIT_CODES[report.verdict]
-
-
-def _distance_lines(report: Report) -> list[str]:
-    """The largest distance of each kind, and how far it may be."""
-    worst: dict[str, dict[str, Any]] = {}
-    for entry in report.distances:
-        kind = "tensors" if entry["what"].startswith("tensor ") else entry["what"]
-        if kind not in worst or _share(entry) > _share(worst[kind]):
-            worst[kind] = entry
-    return [
-        f"distance: {entry['what']} at step {entry['step']}: {_short(entry['distance'])}, allowed "
-        f"{'nothing' if entry['bound'] is None else _short(entry['bound'])}"
-        for _, entry in sorted(worst.items(), key=lambda item: item[0])
-    ]
-
-
-def _short(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.3g}"
-
-
-def _share(entry: Mapping[str, Any]) -> float:
-    bound, distance = entry["bound"], entry["distance"]
-    if not bound or isinstance(distance, str):
-        return float("inf") if distance or bound is None else 0.0
-    return float(distance / bound)
 
 
 class _Verification:

@@ -96,7 +96,7 @@ def test_evidence_never_accuses(spoilt):
     _, found, text = compare(spoilt, spoilt.record, forged)
     assert found["step"] == 7
     assert any("the same bits were to be expected" in line for line in found["evidence"])
-    assert any("on which machine" in line for line in found["evidence"])
+    assert any("says on which machine" in line for line in found["evidence"])
     assert not any(word in text for word in ("fault of", "cheat", "wrong", "forged", "blame"))
 
 
