@@ -78,7 +78,7 @@ def commit_run(
             results=results,
             sources=lineage.sources,
             sources_digest=sources_digest(lineage.sources),
-            hardware=None if portable else hardware_class(),
+            hardware=None if portable else hardware_class(configuration.run.device),
             tolerance=None if portable else measure_tolerance(project, configuration, store, info.bundles, results),
         )
         name = write_record(store, record, dict(info.bundles))

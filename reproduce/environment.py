@@ -45,10 +45,16 @@ def fingerprint(root: Path, threads: int) -> dict[str, Any]:
     }
 
 
-def hardware_class() -> dict[str, Any]:
-    """What the bits of the tier `debug` depend on: the products are the BLAS's, which picks its kernel by processor and
-    cuts large products by threads; all else is compiled as for the tier `portable`."""
+def hardware_class(device: str = "cpu") -> dict[str, Any]:
+    """What the bits of the tier `debug` depend on.
+
+    On the CPU the products are the BLAS's, which picks its kernel by processor and cuts large products by threads; all
+    else is compiled as for the tier `portable`. On a GPU they are kernels of this engine, compiled for the card.
+    """
+    if device != "cpu":
+        return {"device": device, "gpu": gpu(), "libraries": {"pycuda": _version("pycuda")}}
     return {
+        "device": device,
         "blas": blas(),
         "cpu": cpu()["model"],
         "libraries": {name: _version(name) for name in ("llvmlite", "numba", "numpy")},

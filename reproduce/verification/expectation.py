@@ -23,11 +23,11 @@ class Expectation:
         return "bit-exact" if self.tolerance is None else "within tolerance"
 
 
-def expectation(record: Record) -> Expectation:
+def expectation(record: Record, device: str = "cpu") -> Expectation:
     """Only what the tier's promise depends on decides. Raises Inconclusive where the record promises nothing here."""
     if record.tier == "portable":
         return Expectation(None, "the tier portable promises the same bits on every machine")
-    apart = class_differences(record.hardware or {})
+    apart = class_differences(record.hardware or {}, device)
     if not apart:
         return Expectation(None, f"this machine is of the class that the record's tier {record.tier} depends on")
     listed = "; ".join(apart)
@@ -42,6 +42,6 @@ def expectation(record: Record) -> Expectation:
     )
 
 
-def class_differences(there: Mapping[str, Any]) -> list[str]:
-    """Where this machine's class is not `there`, in lines."""
-    return differences(there, hardware_class())
+def class_differences(there: Mapping[str, Any], device: str = "cpu") -> list[str]:
+    """Where the class of this machine, computing on `device`, is not `there`, in lines."""
+    return differences(there, hardware_class(device))

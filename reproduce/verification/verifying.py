@@ -154,7 +154,7 @@ class _Verification:
         self.say(f"integrity: record, step digests and {len(claims.bundles)} bundles are whole")
         if (commit := self._sources()) is not None:
             return self._elsewhere(commit)
-        expected = expectation(record)
+        expected = expectation(record, self.options.device)
         report.expected = expected.name
         self.say(f"environment: {expected.name} expected: {expected.why}")
         found = find_dataset(self.project, claims.configuration.data, record.dataset, self.say)

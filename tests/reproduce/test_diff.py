@@ -118,7 +118,8 @@ def test_stores_are_the_same_or_the_pair_to_look_at_is_named(lab, spoilt):
 
     def around(trainer, at):
         if at == 3:
-            bits(trainer.state()["m/embed.token"])[7] ^= 1
+            bits(trainer.state()["weights/embed.token"])[7] ^= 1 << 20
+            trainer.backend.weights_changed()
         trainer.train_step()
 
     forged = spoilt.forge_run(Deviation(around_step=around))

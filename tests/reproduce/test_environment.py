@@ -61,6 +61,10 @@ def test_every_part_of_the_class_decides(key, value):
     assert class_differences(there)
 
 
+def test_another_device_is_another_class():
+    assert class_differences(environment.hardware_class(), "cuda")
+
+
 def test_a_portable_record_never_asks_for_the_class(lab, monkeypatch):
-    monkeypatch.setattr("reproduce.verification.expectation.hardware_class", lambda: pytest.fail("asked"))
+    monkeypatch.setattr("reproduce.verification.expectation.hardware_class", lambda device: pytest.fail("asked"))
     assert expectation(lab.read()).tolerance is None

@@ -48,7 +48,7 @@ def verify_with(lab, kernel, record=None, code=0):
 def elsewhere(monkeypatch):
     """As if this were another class of machine."""
     there = {**hardware_class(), "cpu": "another processor"}
-    monkeypatch.setattr("reproduce.verification.expectation.hardware_class", lambda: there)
+    monkeypatch.setattr("reproduce.verification.expectation.hardware_class", lambda device: there)
 
 
 def test_the_record_states_it_with_its_method(debug):
