@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from artifacts import (
     Resolved,
     RunInfo,
@@ -169,10 +171,12 @@ def sample_text(
 
 
 def _with_options(sampling: SamplingSpec, options: Mapping[str, Any]) -> SamplingSpec:
+    given = {**sampling.model_dump(), **options}
     try:
-        return SamplingSpec.model_validate({**sampling.model_dump(), **options})
-    except ValueError as error:
-        raise ConfigurationError(f"these sampling options cannot be used: {error}") from error
+        return SamplingSpec.model_validate(given)
+    except ValidationError as error:
+        faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
+        raise ConfigurationError(f"these sampling options cannot be used: {faults}") from error
 
 
 def configuration_of(store: Store, name: str, present: Configuration) -> Configuration:
