@@ -24,7 +24,7 @@ from reproduce.state import Identity
 from reproduce.tolerance import measure_tolerance
 from reproduce.yaml12 import load_yaml
 
-STAGES_BEFORE = ("fetch", "prepare", "plan", "train", "evaluate")
+STAGES_BEFORE = ("fetch", "prepare", "train", "evaluate")  # plan decides no bit
 REMEDY = "run `dvc repro`"
 
 
@@ -97,9 +97,20 @@ def commit_run(
 
 
 def lock_entries(project: Project) -> dict[str, Any]:
-    """What dvc.lock says of the stages before commit; DVC writes it after every stage."""
+    """What dvc.lock says of the stages before commit; DVC writes it after every stage.
+
+    Of the dependencies only those that another of these stages wrote: sources are covered by the normative sources'
+    digest, so that an edit which decides no bit changes no record.
+    """
     lock = load_yaml(project.lock.read_text(encoding="utf-8"), "dvc.lock")
     stages = lock.get("stages", {}) if isinstance(lock, dict) else {}
     if missing := [name for name in STAGES_BEFORE if name not in stages]:
         raise CorruptOutput(f"dvc.lock has no entry of {', '.join(missing)}: {REMEDY}")
-    return {name: stages[name] for name in STAGES_BEFORE}
+    written = {out["path"] for name in STAGES_BEFORE for out in stages[name].get("outs", [])}
+    return {
+        name: {
+            **stages[name],
+            "deps": [dep for dep in stages[name].get("deps", []) if dep["path"] in written],
+        }
+        for name in STAGES_BEFORE
+    }
