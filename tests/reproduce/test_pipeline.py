@@ -48,7 +48,7 @@ class TestResults:
         record = json.loads(prepared.read("run/record.json"))
         assert folder_hash(prepared.root / "run" / "bundle") == run["final_bundle"] == record["final_bundle"]
         assert record["results"]["validation_loss"] == json.loads(prepared.read("run/metrics.json"))["validation_loss"]
-        assert list(record["lock"]) == ["evaluate", "fetch", "plan", "prepare", "train"]
+        assert list(record["lock"]) == ["evaluate", "fetch", "prepare", "train"]
         assert "run" not in record["configuration"]
 
     def test_the_curves_have_every_step(self, prepared):
