@@ -155,15 +155,30 @@ class _Planner:
         members = [m for m in members[-1:] if self.peak(m) is not None] and members
         if not members:
             return None
+        return self.plan(members[self._first_that_fits(members)], family.says, family.changes_bits)
+
+    def _first_that_fits(self, members: Sequence[Changes]) -> int:
+        """Its number, or the last one's if that does not fit either; peaks fall from one member to the next.
+
+        Planning a deep model takes a while, so the search guesses where a line between the known peaks meets the limit.
+        """
         first, last = 0, len(members) - 1
+        high = self.peak({})
+        low = self.peak(members[last])
+        assert low is not None
+        if low > self.limit.bytes:
+            return last
         while first < last:
             middle = (first + last) // 2
+            if high is not None and high > self.limit.bytes:
+                middle = first + (high - self.limit.bytes) * (last - first) // (high - low)
+                middle = min(max(middle, first), last - 1)
             peak = self.peak(members[middle])
             if peak is not None and peak <= self.limit.bytes:
-                last = middle
+                last, low = middle, peak
             else:
-                first = middle + 1
-        return self.plan(members[first], family.says, family.changes_bits)
+                first, high = middle + 1, peak
+        return first
 
     def combined(self, says: str, neutral: Changes, families: Sequence[Family]) -> list[Remedy]:
         """What fits of: the neutral changes together, and these with each of the families that do change bits."""
