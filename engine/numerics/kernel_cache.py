@@ -64,6 +64,7 @@ def _open_folder() -> Path | None:
 
 
 FOLDER = _open_folder()
+"""Where compiled kernels are kept; None if nowhere, and every process compiles anew."""
 
 
 def nothing_compiled() -> bool:

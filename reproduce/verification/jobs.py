@@ -20,7 +20,7 @@ from reproduce.verification.integrity import Claims, read_claims
 from reproduce.verification.replay import OnStep, Replay
 from reproduce.verification.segments import Segment
 from reproduce.verification.verdict import Findings
-from reproduce.workbench import workbench_over
+from reproduce.workbench import announce_compilation, workbench_over
 
 _LOOK_SECONDS = 0.5
 _counts: Any = None
@@ -70,6 +70,7 @@ def side_by_side(
     tasks: Sequence[Task], jobs: int, display: Display, on_end: Callable[[Segment, Findings], None]
 ) -> None:
     """`jobs` at a time. Findings are handed on in the order of the segments."""
+    announce_compilation(tasks[0].options)
     context = multiprocessing.get_context("spawn")
     counts, losses = context.Array("q", len(tasks)), context.Array("d", len(tasks))
     with ProcessPoolExecutor(jobs, context, _begin, (counts, losses)) as pool:
