@@ -66,6 +66,13 @@ def in_turn(
             on_end(segment, Replay(store, claims, workbench, segment, tolerance, on_step).run())
 
 
+def thread_shares(tasks: int, jobs: int, cores: int) -> list[int]:
+    """Threads for each of `tasks`, which take turns at the cores, `jobs` at a time. What is left for the last turn are
+    perhaps fewer: then each has more."""
+    rest = tasks % jobs
+    return [max(1, cores // jobs)] * (tasks - rest) + [max(1, cores // max(1, rest))] * rest
+
+
 def side_by_side(
     tasks: Sequence[Task], jobs: int, display: Display, on_end: Callable[[Segment, Findings], None]
 ) -> None:
