@@ -52,7 +52,7 @@ def test_several_jobs_come_to_the_same_as_one(looked_at, record):
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 128))
 def test_jobs_share_the_cores(tasks, jobs, cores):
-    """Those that run at a time have no more threads than cores, or one each, and leave fewer cores idle than they are."""
+    """Those of one turn have no more threads than cores, or one each, and leave fewer cores idle than they are."""
     jobs = min(jobs, tasks)
     shares = thread_shares(tasks, jobs, cores)
     assert len(shares) == tasks
