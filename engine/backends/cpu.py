@@ -63,8 +63,7 @@ class Frame:
         tensors = backend.program.tensors
         again = {operation.name for step in backend.program.backward for operation in step.again}
         self._tensors = {
-            name: backend.array(name, BufferType(type.at(sizes), type.dtype))
-            for name, type in tensors.items()
+            name: backend.array(name, BufferType(type.at(sizes), type.dtype)) for name, type in tensors.items()
         }
         self._gradients = {
             name: backend.array(gradient_name(name), BufferType(type.at(sizes), type.dtype))
@@ -149,9 +148,7 @@ class CpuBackend:
             array[:] = 0
         self.parameters = self.views(self.flat["weights"])
         self.parameter_gradients = [self.views(g) for g in self.gradients]
-        self.derived = {
-            name: self.array(name) for name, b in plan.buffers.items() if b.category == "derived"
-        }
+        self.derived = {name: self.array(name) for name, b in plan.buffers.items() if b.category == "derived"}
         self._frames: dict[tuple[int, int], Frame] = {}
         self._constants = AdamWConstants.of(train)
         self._partial = np.zeros(-(-plan.flat_elements // NORM_CHUNK), np.float64)

@@ -14,9 +14,7 @@ from engine.spec import Tier, TrainSpec
 Device = Literal["cpu", "cuda"]
 
 
-def open_backend(
-    program: Program, train: TrainSpec, tier: Tier, device: Device, threads: int
-) -> tuple[Plan, Backend]:
+def open_backend(program: Program, train: TrainSpec, tier: Tier, device: Device, threads: int) -> tuple[Plan, Backend]:
     """Test the device, plan for it and allocate. Raises UnsoundMachine, DeviceUnavailable or PlanRefused."""
     if device == "cpu":
         check_machine()

@@ -157,9 +157,7 @@ def _products(
 ) -> None:
     """out[row + i, column + j] = fp32(P * 2**-(s_i + s_j)) * scale for `rows` tokens from `first` of a left operand and
     `columns` tokens of a panel; inverses[j] = 2**(8 - s_j)."""
-    multiply_tile(
-        left[first:].ctypes.data, left.shape[1], 1, panel.ctypes.data, panel.shape[0], tile.ctypes.data
-    )
+    multiply_tile(left[first:].ctypes.data, left.shape[1], 1, panel.ctypes.data, panel.shape[0], tile.ctypes.data)
     for i in range(rows):
         inverse = _inverse_of(exponents[first + i])
         target, source = out[row + i, column : column + columns], tile[i]
@@ -274,9 +272,7 @@ def k_attn_fwd(
                 words[query + 1 : visible] = 0
                 if threshold:
                     base = ((np.int64(first_row + b) * heads + h) * context + query) * context
-                    _keep_row(
-                        keep, query + 1, base, key_low, key_high, step, site, threshold, factor
-                    )
+                    _keep_row(keep, query + 1, base, key_low, key_high, step, site, threshold, factor)
                     for j in range(row.size):
                         words[j] = words[j] if keep[j] > np.float32(0.0) else np.int32(0)
                 if stored.size:
@@ -284,9 +280,7 @@ def k_attn_fwd(
                 maxima[b, h, query] = m
                 normalisers[b, h, query] = np.float32(np.float64(total) * power_of_two(-30))
             for p in range(v_panels.shape[0]):
-                multiply_block(
-                    weights.ctypes.data, weight_stride, 1, v_panels[p].ctypes.data, visible, tile, wide
-                )
+                multiply_block(weights.ctypes.data, weight_stride, 1, v_panels[p].ctypes.data, visible, tile, wide)
                 columns = min(TILE_COLUMNS, width - p * TILE_COLUMNS)
                 for i in range(rows):
                     query = i0 + i
@@ -491,9 +485,7 @@ def k_attn_bwd(
                         panel = j // TILE_COLUMNS
                         if not stored.size:
                             of_k = k_inverse[j : j + part]
-                            _products(
-                                q_left, i, some, sq, k_columns[panel], of_k, scale, tile, x_q, r0, c0, part
-                            )
+                            _products(q_left, i, some, sq, k_columns[panel], of_k, scale, tile, x_q, r0, c0, part)
                         of_v = v_inverse[j : j + part]
                         _products(do_left, i, some, sdo, v_columns[panel], of_v, one, tile, x_k, r0, c0, part)
                 for r in range(rows):
@@ -512,9 +504,7 @@ def k_attn_bwd(
                     d = delta[query]
                     if threshold:
                         base = ((np.int64(first_row + b) * heads + h) * context + query) * context
-                        _keep_row(
-                            keep, seen, base + j0, key_low, key_high, step, site, threshold, factor
-                        )
+                        _keep_row(keep, seen, base + j0, key_low, key_high, step, site, threshold, factor)
                         for c in range(seen):
                             a = row_q[c] * inverse
                             e = a * (row_k[c] * keep[c] - d) * scale
@@ -546,17 +536,11 @@ def k_attn_bwd(
                     for c in range(cols):
                         row_q[c] *= keep[c]
                 _left_columns(x_v, rows, cols, words, tops, factors, scales)
-                _add_product(
-                    words, 1, KEYS, cols, do_depth, i0, rows, scales, least_do, dx, j0, at_v, width, tile
-                )
+                _add_product(words, 1, KEYS, cols, do_depth, i0, rows, scales, least_do, dx, j0, at_v, width, tile)
                 _left_columns(x_k, rows, cols, words, tops, factors, scales)
-                _add_product(
-                    words, 1, KEYS, cols, q_depth, i0, rows, scales, least_q, dx, j0, at_k, width, tile
-                )
+                _add_product(words, 1, KEYS, cols, q_depth, i0, rows, scales, least_q, dx, j0, at_k, width, tile)
                 _left_rows(x_q, rows, cols, words, scales)
-                _add_product(
-                    words, KEYS, 1, rows, k_depth, j0, cols, scales, least_k, dx, i0, at_q, width, tile
-                )
+                _add_product(words, KEYS, 1, rows, k_depth, j0, cols, scales, least_k, dx, i0, at_q, width, tile)
 
 
 # --- the operation --------------------------------------------------------------------------------------------------
