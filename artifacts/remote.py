@@ -53,8 +53,8 @@ class Remote:
         self.require()
 
     def require(self) -> None:
-        """InvalidInput if there is no store at the URL, Missing if there is one without its first file, UnknownVersion or
-        Corrupt if it is not one of this format."""
+        """InvalidInput if there is no store at the URL, Missing if there is one without its first file, UnknownVersion
+        or Corrupt if it is not one of this format."""
         if self.size(FORMAT_FILE) is None and "objects" not in self.list(""):
             raise InvalidInput(
                 f"{self.url} is not a store, {FORMAT_FILE} is missing there: `reproduce push {self.url}` makes one"

@@ -1,12 +1,14 @@
 """What there is in the store and in run/, for people."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from artifacts import (
     Attestation,
+    Bundle,
     Resolved,
     RunInfo,
     Store,
@@ -23,12 +25,14 @@ from artifacts import (
 from reproduce import outputs
 from reproduce.configuration import Configuration, SamplingSpec, differences, explain, from_identity
 from reproduce.display import counted
-from reproduce.errors import Changed, ConfigurationError, Inconclusive
+from reproduce.errors import Changed, ConfigurationError, Inconclusive, ReproduceError
+from reproduce.imported import is_imported, sample_imported
 from reproduce.lineage import Lineage
+from reproduce.naming import FINAL, REMEDY, digits, find_state
 from reproduce.project import Project
 from reproduce.workbench import open_workbench
 
-REMEDY = "run `dvc repro`"
+_RESULTS = ("run.json", "metrics.json", "sample.txt", "record.json")
 _LONG = 8  # of lists with more numbers only the range is shown
 
 
@@ -41,6 +45,11 @@ def find_bundle(store: Store, prefix: str) -> str:
 def show_committed(project: Project) -> Iterator[str]:
     """The results of the pipeline's last run."""
     folder = project.outputs
+    if missing := [name for name in _RESULTS if not (folder / name).is_file()]:
+        raise Inconclusive(
+            f"the pipeline is not through, {folder / missing[0]} is missing: `dvc repro` makes or finishes it, "
+            "and `reproduce log` lists what is saved so far"
+        )
     run = outputs.read_json(folder / "run.json", REMEDY)
     metrics = outputs.read_json(folder / "metrics.json", REMEDY)
     text = (folder / "sample.txt").read_text(encoding="utf-8")
@@ -112,11 +121,11 @@ def _fork(lineage: Lineage | None) -> str:
 def show_hash(project: Project, configuration: Configuration, prefix: str) -> Iterator[str]:
     """Everything about a record or bundle."""
     store = project.store(configuration.run)
-    found = resolve(store, prefix)
-    if found.kind == "record":
+    found, bundle = find_state(project, store, prefix)
+    if bundle is None:
         yield from _show_record(store, found)
     else:
-        yield from _show_bundle(store, found)
+        yield from _show_bundle(store, found, bundle)
 
 
 def _show_record(store: Store, found: Resolved) -> Iterator[str]:
@@ -168,8 +177,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return str(cpu.get("model")) if isinstance(cpu, Mapping) else "unknown machine"
 
 
-def _show_bundle(store: Store, found: Resolved) -> Iterator[str]:
-    bundle = load_bundle(store, found.hash)
+def _show_bundle(store: Store, found: Resolved, bundle: Bundle) -> Iterator[str]:
     yield f"bundle         {found.hash}"
     for record in found.records:
         yield f"record         {record}"
@@ -186,17 +194,26 @@ def _show_bundle(store: Store, found: Resolved) -> Iterator[str]:
 
 
 def sample_text(
-    project: Project, configuration: Configuration, prefix: str, options: Mapping[str, Any]
+    project: Project,
+    configuration: Configuration,
+    prefix: str,
+    options: Mapping[str, Any],
+    tokenizer: Path | None = None,
 ) -> str:
-    """Text from a bundle, with sampling options over those of its configuration."""
-    if prefix == "final":
-        name = outputs.read_json(project.outputs / "run.json", REMEDY)["final_bundle"]
+    """Text from a bundle, with sampling options over those of its configuration. `tokenizer`: see `sample_imported`."""
+    if prefix == FINAL:
+        name = digits(project, prefix)
         bundle = read_folder(project.outputs / "bundle", name)
     else:
         store = project.store(configuration.run)
         name = find_bundle(store, prefix)
         bundle = load_bundle(store, name)
+        if is_imported(bundle):
+            sampling = _with_options(configuration.sampling, options)
+            return sample_imported(bundle, name, configuration, tokenizer, sampling)
         configuration = configuration_of(store, name, configuration)
+    if tokenizer is not None:
+        raise ReproduceError(f"--tokenizer is for imported bundles, bundle {name} was trained with its own")
     sampling = _with_options(configuration.sampling, options)
     with open_workbench(configuration, project.dataset) as workbench:
         workbench.load(bundle, f"bundle {name}")
@@ -236,6 +253,4 @@ def _recorded(store: Store, name: str) -> dict[str, Any]:
     for record in find_records(store):
         if name in record_bundles(store, record).values():
             return read_record(store, record).configuration
-    raise Inconclusive(
-        f"bundle {name} belongs to no run or record in {store.path}, so its configuration is not known"
-    )
+    raise Inconclusive(f"bundle {name} belongs to no run or record in {store.path}, so its configuration is not known")
