@@ -138,11 +138,13 @@ def resume(bundle: str | None, as_fork: bool, overrides: Sequence[str]) -> None:
 def _fork(bundle: str | None, overrides: Sequence[str]) -> None:
     from reproduce.display import say
     from reproduce.forking import fork
+    from reproduce.importing import bring_final
     from reproduce.waiting import one_stage_at_a_time
 
     project, configuration = _load()
     with one_stage_at_a_time(project.private(), say):
-        name = fork(project, configuration, bundle, overrides)
+        start = None if bundle is None else bring_final(project, configuration.run, bundle)
+        name = fork(project, configuration, start, overrides)
     _answer(f"record {name}\nCheck it: reproduce verify {name[:12]}")
 
 
@@ -150,7 +152,7 @@ def _train(bundle: str | None, resuming: bool = False) -> None:
     from reproduce.display import say
     from reproduce.forking import require_run
     from reproduce.history import find_bundle, require_same_configuration
-    from reproduce.naming import digits
+    from reproduce.importing import bring_final
     from reproduce.stages import train_stage
     from reproduce.waiting import one_stage_at_a_time
 
@@ -159,7 +161,7 @@ def _train(bundle: str | None, resuming: bool = False) -> None:
         start = None
         if bundle is not None:
             store = project.store(configuration.run)
-            start = find_bundle(store, digits(project, bundle))
+            start = find_bundle(store, bring_final(project, configuration.run, bundle))
             require_same_configuration(store, start, configuration)
         elif resuming:
             require_run(project, configuration)
