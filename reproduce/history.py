@@ -252,4 +252,7 @@ def _recorded(store: Store, name: str) -> dict[str, Any]:
     for record in find_records(store):
         if name in record_bundles(store, record).values():
             return read_record(store, record).configuration
-    raise Inconclusive(f"bundle {name} belongs to no run or record in {store.path}, so its configuration is not known")
+    raise Inconclusive(
+        f"bundle {name} belongs to no run or record in {store.path}, so its configuration is not known: "
+        "pull or import the record that it is of"
+    )

@@ -34,7 +34,8 @@ def find_or_import(project: Project, options: RunOptions, prefix: str) -> tuple[
     except InvalidInput as error:
         path = project.outputs / "record.json"
         if not path.is_file() or not hash_bytes(path.read_bytes()).startswith(prefix):
-            raise ReproduceError(f"{error}, nor is it the one in {path}") from error
+            also = f", and {path} is another record" if path.is_file() else ""
+            raise ReproduceError(f"{error}{also}: `reproduce log` lists what there is") from error
         return store, _import(project, options, store, path)
     if len(found.records) == 1:
         return store, found.records[0]
