@@ -78,7 +78,8 @@ import sys
 
 from reproduce.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # a process of --jobs loads this file too
+    sys.exit(main())
 END
 chmod +x .venv/bin/reproduce
 pip check

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from artifacts import find_records, load_bundle, read_attestations, record_bundles, save_bundle
 from artifacts.index import add
+from reproduce import normative
 from reproduce.verification.jobs import thread_shares
 
 
@@ -48,6 +50,15 @@ def test_several_jobs_come_to_the_same_as_one(looked_at, record):
     assert [s["first"] for s in many["segments"]] == [1, 6, 11]
     assert one["verdict"] == many["verdict"] == "bit-exact"
     assert one["compared"] == many["compared"] == {"digests": 12, "bundles": 4, "evaluations": 4}
+
+
+def test_the_installed_command_has_several_jobs(looked_at, record):
+    """Each job's process loads the file that was started, which must not start again."""
+    setup = (normative.ROOT / "tools" / "setup.sh").read_text(encoding="utf-8")
+    script = looked_at.root / "reproduce-as-installed"
+    script.write_text(setup.partition("bin/reproduce <<'END'\n")[2].partition("END\n")[0], encoding="utf-8")
+    done = looked_at.run(sys.executable, str(script), "verify", record, "--jobs", "2", PYTHONPATH=str(normative.ROOT))
+    assert "verdict: bit-exact: 12 step digests" in done.stdout
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 128))
