@@ -22,7 +22,7 @@ class Found:
 def places(project: Project, wanted: str) -> Iterator[tuple[Path, str]]:
     """Where the dataset `wanted` may lie already."""
     yield project.dataset, "data/dataset"
-    yield _own(project, wanted) / "dataset", "an earlier verification"
+    yield _own(project, wanted) / "dataset", "a capsule or an earlier verification"
 
 
 def look_for_dataset(project: Project, wanted: str) -> Found | None:
