@@ -5,6 +5,7 @@ Nothing is loaded from anywhere, nothing runs; everything that came from elsewhe
 
 import html
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from artifacts import (
     Attestation,
+    Record,
     Store,
     hash_bytes,
     list_runs,
@@ -36,11 +38,12 @@ _MOST_POINTS = 800
 _STYLE = """
 :root { color-scheme: light dark; --line: #1668b8; --other: #c2410c; --faint: #8888; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+h3 { font-size: 1rem; margin-bottom: .25rem; }
 table { border-collapse: collapse; width: 100%; }
-th { text-align: left; font-weight: 600; white-space: nowrap; vertical-align: top; padding-right: 1.5rem; }
+th { text-align: left; font-weight: 600; vertical-align: top; padding-right: 1rem; width: 32%; }
 td, th { border-top: 1px solid var(--faint); padding-top: .25rem; padding-bottom: .25rem; }
-td { overflow-wrap: anywhere; } code, pre, td { font-family: ui-monospace, monospace; font-size: .85rem; }
+td, th { overflow-wrap: anywhere; } code, pre, td { font-family: ui-monospace, monospace; font-size: .85rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var(--faint); padding-left: 1rem; }
 svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
 .loss { fill: none; stroke: var(--line); stroke-width: 1.5; } .held { fill: var(--other); }
@@ -79,8 +82,7 @@ def _record_parts(store: Store, name: str) -> Iterator[str]:
     final = load_bundle(store, record.final_bundle)
     simple = {key: value for key, value in record.results.items() if not isinstance(value, dict | list)}
     yield _section("Results", _table({"tier": record.tier, "steps": record.steps, **simple}))
-    held = record.results.get("validation")
-    yield _section("Loss", curve(final.tensors.get("history/loss"), held if isinstance(held, dict) else {}))
+    yield _section("Loss", curve(final.tensors.get("history/loss"), _held_out(record)))
     yield from _samples(store, record.final_bundle)
     yield _section("Who saw it", _attestations(read_attestations(store, name)))
     yield _section("Configuration", _table(_flat(record.configuration)))
@@ -102,6 +104,15 @@ def _record_parts(store: Store, name: str) -> Iterator[str]:
     )
     yield _section("Bundles", _table({f"step {step}": hash for step, hash in record_bundles(store, name).items()}))
     yield _section("Sources", _table(record.sources))
+
+
+def _held_out(record: Record) -> dict[str, Any]:
+    """Losses on held-out text by step, the one at the end included."""
+    held = record.results.get("validation")
+    return {
+        **(held if isinstance(held, dict) else {}),
+        str(record.steps): record.results.get("validation_loss"),
+    }
 
 
 def _bundle_parts(store: Store, name: str, records: Sequence[str]) -> Iterator[str]:
@@ -133,7 +144,8 @@ def _attestations(seen: Mapping[str, Attestation]) -> str:
     parts = []
     for name, item in seen.items():
         verdict = str(item.verdict.get("verdict"))
-        parts.append(f"<h3>{html.escape(item.activity)}: {html.escape(verdict)}</h3>")
+        title = item.activity if item.activity == verdict else f"{item.activity}: {verdict}"
+        parts.append(f"<h3>{html.escape(title)}</h3>")
         times = {"attestation": name, "started": item.started, "finished": item.finished}
         parts.append(_table({**times, **_flat(item.verdict), **_flat(item.environment)}))
     return "\n".join(parts) or "<p>Nobody so far.</p>"
@@ -151,7 +163,15 @@ def _table(rows: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(value[key])}" for key in value) or "none"
+    if isinstance(value, list | tuple):
+        # Parts that have parts of their own are kept apart by more than a comma.
+        between = "; " if any(isinstance(item, Mapping | list) for item in value) else ", "
+        return between.join(map(_text, value)) or "none"
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -178,25 +198,22 @@ def curve(losses: Array | None, held: Mapping[str, Any]) -> str:
     low, high = (low - 0.5, high + 0.5) if low == high else (low, high)
     last = max(x for x, _ in line + dots)
 
-    def place(x: float, y: float) -> str:
-        across = _MARGIN + (_WIDTH - 2 * _MARGIN) * x / last
-        return f"{across:.1f},{_down(y, low, high):.1f}"
+    def across(x: float) -> float:
+        return _MARGIN + (_WIDTH - 2 * _MARGIN) * x / last
+
+    def down(y: float) -> float:
+        return 16 + (_HEIGHT - _MARGIN - 16) * (high - y) / (high - low)
 
     grid = []
-    for part in range(5):
-        y = low + (high - low) * part / 4
-        down = _down(y, low, high)
-        grid.append(f'<line class="grid" x1="{_MARGIN}" x2="{_WIDTH - _MARGIN}" y1="{down:.1f}" y2="{down:.1f}"/>')
-        grid.append(f'<text x="{_MARGIN - 6}" y="{down + 4:.1f}" text-anchor="end">{y:.3f}</text>')
-    for part in range(5):
-        x = last * part / 4
-        across = _MARGIN + (_WIDTH - 2 * _MARGIN) * part / 4
-        grid.append(f'<text x="{across:.1f}" y="{_HEIGHT - 20}" text-anchor="middle">{x:.0f}</text>')
-    points = " ".join(place(x, y) for x, y in line)
-    circles = []
-    for x, y in dots:
-        centre = place(x, y).split(",")
-        circles.append(f'<circle class="held" cx="{centre[0]}" cy="{centre[1]}" r="3.5"/>')
+    for text, y in ticks(low, high):
+        level = f"{down(y):.1f}"
+        grid.append(f'<line class="grid" x1="{_MARGIN}" x2="{_WIDTH - _MARGIN}" y1="{level}" y2="{level}"/>')
+        grid.append(f'<text x="{_MARGIN - 6}" y="{down(y) + 4:.1f}" text-anchor="end">{text}</text>')
+    for text, x in ticks(0, last):
+        if x == int(x):
+            grid.append(f'<text x="{across(x):.1f}" y="{_HEIGHT - 24}" text-anchor="middle">{text}</text>')
+    points = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in line)
+    circles = [f'<circle class="held" cx="{across(x):.1f}" cy="{down(y):.1f}" r="3.5"/>' for x, y in dots]
     caption = "training loss (line)" + (" and loss on held-out text (dots)" if dots else "")
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{caption} by step">\n'
@@ -208,5 +225,10 @@ def curve(losses: Array | None, held: Mapping[str, Any]) -> str:
     )
 
 
-def _down(y: float, low: float, high: float) -> float:
-    return 16 + (_HEIGHT - _MARGIN - 16) * (high - y) / (high - low)
+def ticks(low: float, high: float) -> list[tuple[str, float]]:
+    """Three to seven round numbers from `low` to `high` (which is more), each with how it is written."""
+    power = math.floor(math.log10((high - low) / 3))
+    step = next(f for f in (5, 2, 1) if 3 * f * 10.0**power <= high - low)
+    unit = step * 10.0**power
+    numbers = range(math.ceil(low / unit), math.floor(high / unit) + 1)
+    return [(f"{number * unit:.{max(0, -power)}f}", number * unit) for number in numbers]

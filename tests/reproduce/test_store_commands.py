@@ -2,14 +2,19 @@
 
 import html.parser
 import json
+import math
+import re
 import shutil
 import struct
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from artifacts import Store, find_records, load_bundle, read_attestations, read_record
 from artifacts.attestation import statement
-from reproduce.page import page
+from reproduce.page import curve, page, ticks
 
 
 @pytest.fixture
@@ -236,6 +241,25 @@ def test_the_page_holds_everything_and_loads_nothing(prepared):
     prepared.call("show", found.final_bundle[:12], "--html", "bundle.html")
     assert record in Outline(prepared.read("bundle.html")).text
     prepared.call("show", "0000", "--html", "none.html", code=2)
+
+
+@given(st.floats(-1e4, 1e4), st.floats(1e-3, 1e5))
+def test_axes_have_a_few_round_numbers(low, span):
+    marks = ticks(low, low + span)
+    assert 2 <= len(marks) <= 8
+    assert all(low - 1e-6 * span <= at <= low + span * (1 + 1e-6) for _, at in marks)
+    assert len({text for text, _ in marks}) == len(marks)
+    assert all(math.isclose(float(text), at, abs_tol=1e-9) for text, at in marks)
+
+
+def test_the_curve_holds_every_number():
+    losses = np.array([4.0, 3.0, 2.5, 2.0], np.float32)
+    drawn = curve(losses, {"2": 3.1, "4": 2.2, "9": None})
+    assert drawn.count("<circle") == 2
+    (points,) = re.findall(r'points="([^"]*)"', drawn)
+    assert len(points.split()) == 4
+    assert curve(np.ones(5000, np.float32), {}).count(",") > 700
+    assert "No steps" in curve(None, {})
 
 
 def test_what_comes_from_elsewhere_is_escaped(prepared):
