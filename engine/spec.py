@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Tier = Literal["portable", "debug"]
+Tier = Literal["portable", "debug", "prod"]
+Precision = Literal["bf16", "fp16"]  # of activations and products in the tier prod
+HALF_DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp16": "float16"}
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]

@@ -1,0 +1,397 @@
+"""The `prod` half of every operation: which libraries and kernels it calls, in which order.
+
+Gradients of parameters are written, not added to: every parameter has one writer, but for a token embedding that is
+also the head's weight, which the head writes first. Each logical shard has its own set.
+"""
+
+from typing import Any
+
+from engine.backends.cuda.mixed.flash import Heads, Places
+from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
+from engine.backends.cuda.mixed.run import MixedRun
+from engine.backends.cuda.run import MASK, THREADS, Run, ceiling
+from engine.backends.cuda.twin import Twin
+from engine.operations.base import BufferType, Operation, Sizes
+from engine.operations.embed import Embed
+from engine.operations.layernorm import LayerNorm
+from engine.operations.linear import Linear
+from engine.program import Program
+
+ROW_WARPS = THREADS // 32
+NORM_ROWS = 64  # as in layernorm_mixed.cu
+SUM_ROWS = 128  # as in linear_mixed.cu
+CLASSIFIER_THREADS = 1024
+
+
+def mixed(run: Run) -> MixedRun:
+    if not isinstance(run, MixedRun):
+        raise AssertionError("an operation of the tier prod outside of it")
+    return run
+
+
+def eights(elements: int) -> tuple[int]:
+    return (ceiling(elements, 8 * THREADS),)
+
+
+def shard_tokens(sizes: Sizes, shards: int) -> int:
+    return sizes.batch * sizes.context // shards
+
+
+def combine(run: MixedRun, partial: int, blocks: int, width: int, *outputs: int) -> None:
+    """Each output that is not 0 [width] of each shard = partial [shards, blocks, kinds, width] summed over blocks."""
+    kinds = len(outputs)
+    places = (*outputs, 0, 0)[:3]
+    grid = (ceiling(kinds * width, THREADS), run.shards)
+    values = (partial, blocks, kinds, width, *places, run.set_stride)
+    run.launch(run.unit("linear"), "k_combine", "PiiiPPPq", grid, (THREADS,), *values)
+
+
+def bias_gradient(run: MixedRun, dy: int, width: int, partial: int, out: int) -> None:
+    """out [width] of each shard = sums over the tokens of dy [tokens, width]."""
+    blocks = ceiling(run.shard_tokens, SUM_ROWS)
+    grid = (ceiling(width, 256), blocks, run.shards)
+    run.launch(run.unit("linear"), "k_column_sums", "PiiP", grid, (THREADS,), dy, run.shard_tokens, width, partial)
+    combine(run, partial, blocks, width, out)
+
+
+def weight_gradient(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, out: int) -> None:
+    """out [wide, deep] of each shard = dy [tokens, wide] transposed times x [tokens, deep]."""
+    tokens = run.shard_tokens
+    run.multiply(
+        (wide, deep, tokens),
+        run.narrow(dy, stride, tokens * stride),
+        run.narrow(x, deep, tokens * deep),
+        run.wide(out, deep, run.set_stride),
+        a_by_k=True,
+        batches=run.shards,
+    )
+
+
+class EmbedTwin(Twin[Embed]):
+    def __init__(self, tied: bool) -> None:
+        self.tied = tied
+
+    def forward(self, run: Run, operation: Embed) -> None:
+        run = mixed(run)
+        size, width = run.tokens * operation.width, operation.width
+        token, position = (run.parameter(operation.parameters[r]) for r in ("token", "position"))
+        ids, context = run.tensor(operation.inputs["ids"]), run.sizes.context
+        arguments = (ids, context, token, position, size, width, run.tensor(operation.outputs["y"]))
+        mask = (run.first_row * context * width, *run.mask(operation.probability, operation.site), run.values)
+        form = f"PiPPqiPq{MASK}P"
+        run.launch(run.unit("embed"), "k_embed_fwd", form, eights(size), (THREADS,), *arguments, *mask)
+
+    def backward(self, run: Run, operation: Embed) -> None:
+        run = mixed(run)
+        width, tokens, context = operation.width, run.shard_tokens, run.sizes.context
+        token, position = (run.parameter_gradient(operation.parameters[r]) for r in ("token", "position"))
+        if not self.tied:
+            for shard in range(run.shards):
+                run.launch.fill(token + 4 * shard * run.set_stride, 0, 4 * operation.vocab * width)
+        dy = run.gradient(operation.outputs["y"])
+        mask = (run.first_row * context * width, *run.mask(operation.probability, operation.site), run.values)
+        unit, ids = run.unit("embed"), run.tensor(operation.inputs["ids"])
+        threads = min(THREADS, 32 * ceiling(width, 256))
+        run.launch(
+            unit,
+            "k_embed_bwd_token",
+            f"PiiPq{MASK}PPq",
+            (tokens, run.shards),
+            (threads,),
+            *(ids, tokens, width, dy, *mask, token, run.set_stride),
+        )
+        run.launch(
+            unit,
+            "k_embed_bwd_position",
+            f"iiiPq{MASK}PPq",
+            (*eights(context * width), run.shards),
+            (THREADS,),
+            *(tokens, context, width, dy, *mask, position, run.set_stride),
+        )
+
+
+class NormTwin(Twin[Any]):
+    """LayerNorm, alone or with the residual sum before it."""
+
+    def backward_work(self, operation: Any, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
+        blocks = ceiling(shard_tokens(sizes, shards), NORM_ROWS)
+        return {"partial": BufferType((shards, blocks, 3, operation.width), "float32")}
+
+    def _mask(self, run: MixedRun, operation: Any) -> tuple[Any, ...]:
+        base = run.first_row * run.sizes.context * operation.width
+        if isinstance(operation, ResidualNorm):
+            return (base, *run.mask(operation.probability, operation.site), run.values)
+        return (base, *run.mask(0.0, 0), run.values)
+
+    def forward(self, run: Run, operation: Any) -> None:
+        run = mixed(run)
+        gain, bias = (run.parameter(operation.parameters[r]) if operation.parameters else 0 for r in ("gain", "bias"))
+        joined = isinstance(operation, ResidualNorm)
+        branch = run.tensor(operation.inputs["branch"]) if joined else 0
+        total = run.tensor(operation.outputs["sum"]) if joined else 0
+        run.launch(
+            run.unit("layernorm", WIDTH=operation.width),
+            "k_norm_fwd",
+            f"PPPPiPPPPq{MASK}P",
+            (ceiling(run.tokens, ROW_WARPS),),
+            (THREADS,),
+            *(run.tensor(operation.inputs["x"]), branch, gain, bias, run.tokens, total),
+            *(run.tensor(operation.outputs[r]) for r in ("y", "mean", "rstd")),
+            *self._mask(run, operation),
+        )
+
+    def backward(self, run: Run, operation: Any) -> None:
+        run = mixed(run)
+        joined = isinstance(operation, ResidualNorm)
+        dx = run.gradient(operation.inputs["x"])
+        if joined:
+            total, dbranch = run.tensor(operation.outputs["sum"]), run.gradient(operation.inputs["branch"])
+            dsum = run.gradient(operation.outputs["sum"]) if run.has_gradient(operation.outputs["sum"]) else 0
+        else:
+            total, dbranch = run.tensor(operation.inputs["x"]), 0
+            dsum = dx if run.accumulates(operation, "x") else 0
+        gain = run.parameter(operation.parameters["gain"]) if operation.parameters else 0
+        tokens, partial = run.shard_tokens, run.work(operation, "partial")
+        blocks = ceiling(tokens, NORM_ROWS)
+        run.launch(
+            run.unit("layernorm", WIDTH=operation.width),
+            "k_norm_bwd",
+            f"PPPPPPPPiq{MASK}PP",
+            (blocks, run.shards),
+            (THREADS,),
+            *(total, *(run.tensor(operation.outputs[r]) for r in ("mean", "rstd")), gain),
+            *(run.gradient(operation.outputs["y"]), dsum, dx, dbranch, tokens),
+            *self._mask(run, operation),
+            partial,
+        )
+        names = operation.parameters
+        outputs = [run.parameter_gradient(names[r]) if names else 0 for r in ("gain", "bias")]
+        bias = operation.branch_bias if joined else None
+        outputs.append(run.parameter_gradient(bias) if bias else 0)
+        if any(outputs):
+            combine(run, partial, blocks, operation.width, *outputs)
+
+
+class LinearTwin(Twin[Linear]):
+    """A product of its own. `padded`: rows of the result in memory, where that is more than the layer's width."""
+
+    def __init__(self, padded: int, sums_bias: bool) -> None:
+        self.padded = padded
+        self.sums_bias = sums_bias
+
+    def backward_work(self, operation: Linear, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
+        if not self.sums_bias:
+            return {}
+        blocks = ceiling(shard_tokens(sizes, shards), SUM_ROWS)
+        return {"partial": BufferType((shards, blocks, operation.wide), "float32")}
+
+    def forward(self, run: Run, operation: Linear) -> None:
+        run = mixed(run)
+        deep, bias = operation.deep, operation.parameters.get("bias")
+        run.multiply(
+            (run.tokens, self.padded, deep),
+            run.narrow(run.tensor(operation.inputs["x"]), deep),
+            run.narrow(run.weight16(operation.parameters["weight"]), deep),
+            run.narrow(run.tensor(operation.outputs["y"]), self.padded),
+            b_by_n=True,
+            epilogue="bias" if bias else "none",
+            bias=run.weight16(bias) if bias else 0,
+        )
+
+    def backward(self, run: Run, operation: Linear) -> None:
+        run = mixed(run)
+        deep, wide, stride = operation.deep, operation.wide, self.padded
+        x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
+        dy = run.gradient(operation.outputs["y"])
+        weight_gradient(run, dy, wide, stride, x, deep, run.parameter_gradient(operation.parameters["weight"]))
+        if self.sums_bias:
+            out = run.parameter_gradient(operation.parameters["bias"])
+            bias_gradient(run, dy, wide, run.work(operation, "partial"), out)
+        run.multiply(
+            (run.tokens, deep, stride),
+            run.narrow(dy, stride),
+            run.narrow(run.weight16(operation.parameters["weight"]), deep),
+            run.narrow(dx, deep),
+            add=run.accumulates(operation, "x"),
+        )
+
+
+class MlpTwin(Twin[Mlp]):
+    def backward_work(self, operation: Mlp, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
+        tokens = sizes.batch * sizes.context
+        work = {"dbefore": BufferType((tokens, operation.hidden), "uint16")}
+        if "up_bias" in operation.parameters:
+            blocks = ceiling(shard_tokens(sizes, shards), SUM_ROWS)
+            work["partial"] = BufferType((shards, blocks, operation.hidden), "float32")
+        return work
+
+    def _activate(self, run: MixedRun, operation: Mlp, kernel: str, *addresses: int) -> None:
+        size = run.tokens * operation.hidden
+        unit = run.unit("activation", RELU=int(operation.function == "relu"))
+        x, y = addresses
+        run.launch(unit, kernel, "PqP", eights(size), (THREADS,), x, size, y)
+
+    def forward(self, run: Run, operation: Mlp) -> None:
+        run = mixed(run)
+        width, hidden, parameters = operation.width, operation.hidden, operation.parameters
+        before, after, y = (run.tensor(operation.outputs[r]) for r in ("before", "after", "y"))
+        bias = run.weight16(parameters["up_bias"]) if "up_bias" in parameters else 0
+        fused = operation.function == "gelu"
+        epilogue = ("gelu_aux_bias" if bias else "gelu_aux") if fused else ("bias" if bias else "none")
+        run.multiply(
+            (run.tokens, hidden, width),
+            run.narrow(run.tensor(operation.inputs["x"]), width),
+            run.narrow(run.weight16(parameters["up"]), width),
+            run.narrow(after if fused else before, hidden),
+            b_by_n=True,
+            epilogue=epilogue,
+            bias=bias,
+            aux=before if fused else 0,
+        )
+        if not fused:
+            self._activate(run, operation, "k_activation_fwd", before, after)
+        bias = run.weight16(parameters["down_bias"]) if "down_bias" in parameters else 0
+        run.multiply(
+            (run.tokens, width, hidden),
+            run.narrow(after, hidden),
+            run.narrow(run.weight16(parameters["down"]), hidden),
+            run.narrow(y, width),
+            b_by_n=True,
+            epilogue="bias" if bias else "none",
+            bias=bias,
+        )
+
+    def backward(self, run: Run, operation: Mlp) -> None:
+        run = mixed(run)
+        width, hidden, parameters = operation.width, operation.hidden, operation.parameters
+        before, after = (run.tensor(operation.outputs[r]) for r in ("before", "after"))
+        x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
+        dy, dbefore = run.gradient(operation.outputs["y"]), run.work(operation, "dbefore")
+        fused = operation.function == "gelu"
+        weight_gradient(run, dy, width, width, after, hidden, run.parameter_gradient(parameters["down"]))
+        run.multiply(
+            (run.tokens, hidden, width),
+            run.narrow(dy, width),
+            run.narrow(run.weight16(parameters["down"]), hidden),
+            run.narrow(dbefore, hidden),
+            epilogue="gelu_backward" if fused else "none",
+            aux=before if fused else 0,
+        )
+        if not fused:
+            self._activate(run, operation, "k_activation_bwd", before, dbefore)
+        weight_gradient(run, dbefore, hidden, hidden, x, width, run.parameter_gradient(parameters["up"]))
+        if "up_bias" in parameters:
+            out = run.parameter_gradient(parameters["up_bias"])
+            bias_gradient(run, dbefore, hidden, run.work(operation, "partial"), out)
+        run.multiply(
+            (run.tokens, width, hidden),
+            run.narrow(dbefore, hidden),
+            run.narrow(run.weight16(parameters["up"]), width),
+            run.narrow(dx, width),
+            add=run.accumulates(operation, "x"),
+        )
+
+
+class AttentionTwin(Twin[FlashAttention]):
+    """`number`: which attention of the program this is, for its seeds."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def _heads(self, run: MixedRun, operation: FlashAttention) -> Heads:
+        dropout = operation.probability if run.training else 0.0
+        return Heads(operation.heads, operation.width, run.sizes.context, dropout)
+
+    def _parts(
+        self, run: MixedRun, operation: FlashAttention, heads: Heads, dy: int, dqkv: int
+    ) -> tuple[int, list[Places]]:
+        """Rows in each part, and the addresses of the parts."""
+        by_shard = heads.dropout > 0
+        rows = run.shard_rows if by_shard else heads.rows_at_once(run.sizes.batch)
+        qkv, y, stats = run.tensor(operation.inputs["qkv"]), *(run.tensor(operation.outputs[r]) for r in ("y", "stats"))
+        line = 2 * heads.context * heads.d_model * rows  # bytes of y in a part
+        parts = []
+        for part in range(run.sizes.batch // rows):
+            seed = run.seeds(self.number) + 8 * (run.first_shard + part) if by_shard else 0
+            parts.append(
+                Places(
+                    qkv + 3 * line * part,
+                    y + line * part,
+                    stats + 4 * heads.heads * heads.context * rows * part,
+                    dy + line * part,
+                    dqkv + 3 * line * part,
+                    seed,
+                    run.zero,
+                )
+            )
+        return rows, parts
+
+    def forward(self, run: Run, operation: FlashAttention) -> None:
+        run = mixed(run)
+        heads = self._heads(run, operation)
+        if heads.dropout and run.first_row == 0 and run.phase == "forward":
+            shards, seeds = run.all_shards, run.seeds(self.number)
+            values = (operation.site, shards, run.values, seeds)
+            grid = (ceiling(shards, THREADS),)
+            run.launch(run.unit("attention"), "k_attention_seeds", "IiPP", grid, (THREADS,), *values)
+        rows, parts = self._parts(run, operation, heads, 0, 0)
+        for places in parts:
+            run.flash.forward(heads, rows, places)
+
+    def backward(self, run: Run, operation: FlashAttention) -> None:
+        run = mixed(run)
+        heads = self._heads(run, operation)
+        dy, dqkv = run.gradient(operation.outputs["y"]), run.gradient(operation.inputs["qkv"])
+        rows, parts = self._parts(run, operation, heads, dy, dqkv)
+        for places in parts:
+            run.flash.backward(heads, rows, places)
+
+
+class ClassifierTwin(Twin[Classifier]):
+    def forward(self, run: Run, operation: Classifier) -> None:
+        run = mixed(run)
+        scale = float(run.loss_scale) if run.training else 0.0
+        threads = min(CLASSIFIER_THREADS, 32 * ceiling(operation.padded, 256))
+        run.launch(
+            run.unit("loss"),
+            "k_classifier",
+            "PPiiPfP",
+            (run.tokens,),
+            (threads,),
+            *(run.tensor(operation.inputs["logits"]), run.tensor(operation.inputs["targets"])),
+            *(operation.vocab, operation.padded, run.tensor(operation.outputs["losses"]), scale, run.values),
+        )
+
+    def backward(self, run: Run, operation: Classifier) -> None:
+        """Done on the way forward."""
+
+
+def mixed_twins(program: Program) -> dict[str, Twin[Any]]:
+    """The `prod` half of each operation of a mixed program, by name."""
+    summed_elsewhere = {o.branch_bias for o in program.operations if isinstance(o, ResidualNorm)}
+    twins: dict[str, Twin[Any]] = {}
+    attentions = 0
+    for operation in program.operations:
+        twins[operation.name] = _twin(program, operation, attentions, summed_elsewhere)
+        attentions += isinstance(operation, FlashAttention)
+    return twins
+
+
+def _twin(program: Program, operation: Operation, attentions: int, summed_elsewhere: set[str | None]) -> Twin[Any]:
+    if isinstance(operation, Embed):
+        return EmbedTwin(program.spec.tied)
+    if isinstance(operation, LayerNorm | ResidualNorm):
+        return NormTwin()
+    if isinstance(operation, Linear):
+        width = program.tensors[operation.outputs["y"]].shape[-1]
+        if not isinstance(width, int):
+            raise AssertionError(f"{operation.name} has a width of {width}")
+        bias = operation.parameters.get("bias")
+        return LinearTwin(width, bias is not None and bias not in summed_elsewhere)
+    if isinstance(operation, Mlp):
+        return MlpTwin()
+    if isinstance(operation, FlashAttention):
+        return AttentionTwin(attentions)
+    if isinstance(operation, Classifier):
+        return ClassifierTwin()
+    raise AssertionError(f"{operation.kind} has no half in the tier prod")

@@ -1,0 +1,141 @@
+// LayerNorm of the tier prod, with the residual sum before it; formulas as in layernorm.py and residual_add.py, sums in
+// fp32. A warp takes a row of WIDTH elements and keeps it in registers. Sums over tokens: each block adds the rows that
+// it owns, k_combine the blocks, both in a fixed order.
+#include "half.cuh"
+
+#define EPSILON 1e-5f
+#define VECTORS ((WIDTH / 8 + WARP - 1) / WARP)
+#define BLOCK_WARPS 8
+#define BLOCK_ROWS 64
+
+// Where `branch` is not null: sum = x + dropout(branch), which may take the place of branch; else sum is x.
+extern "C" __global__ void __launch_bounds__(256)
+k_norm_fwd(const uint16 *x, const uint16 *branch, const float *gain, const float *bias, int rows, uint16 *sum, uint16 *y,
+           float *mean, float *rstd, int64 base, Mask mask, const StepValues *values) {
+    int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = lane_of_thread();
+    if (row >= rows) return;
+    int64 start = (int64)row * WIDTH;
+    Eight v[VECTORS];
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        int c = 8 * (lane + WARP * i);
+        if (c >= WIDTH) continue;
+        v[i] = load8(x + start + c);
+        if (branch) {
+            Eight b = load8(branch + start + c);
+            drop8(b, mask, values, base + start + c);
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[i].x[j] += b.x[j];
+            uint4 words = narrowed(v[i]);
+            *(uint4 *)(sum + start + c) = words;
+            v[i] = widened(words); // the backward pass sees the rounded sum
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) total += v[i].x[j];
+    }
+    float m = lanes_total(total) * (1.0f / WIDTH);
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++)
+        if (8 * (lane + WARP * i) < WIDTH)
+#pragma unroll
+            for (int j = 0; j < 8; j++) squares += (v[i].x[j] - m) * (v[i].x[j] - m);
+    float r = rsqrtf(lanes_total(squares) * (1.0f / WIDTH) + EPSILON);
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        int c = 8 * (lane + WARP * i);
+        if (c >= WIDTH) continue;
+        Eight out;
+#pragma unroll
+        for (int j = 0; j < 8; j++) out.x[j] = (v[i].x[j] - m) * r;
+        if (gain) {
+            Eight g = load8(gain + c), b = load8(bias + c);
+#pragma unroll
+            for (int j = 0; j < 8; j++) out.x[j] = out.x[j] * g.x[j] + b.x[j];
+        }
+        store8(y + start + c, out);
+    }
+    if (lane == 0) mean[row] = m, rstd[row] = r;
+}
+
+// dx = LayerNorm's gradient (+ dsum where not null); dbranch (where not null) = dx through dropout.
+// partial [shards, blocks, 3, WIDTH]: sums of dy*normalised, dy and dbranch. Grid: blocks of BLOCK_ROWS, shards.
+extern "C" __global__ void __launch_bounds__(BLOCK_WARPS *WARP)
+k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float *gain, const uint16 *dy,
+           const uint16 *dsum, uint16 *dx, uint16 *dbranch, int tokens, int64 base, Mask mask, const StepValues *values,
+           float *partial) {
+    __shared__ float columns[3][WIDTH];
+    int warp = threadIdx.x / WARP, lane = lane_of_thread();
+    Eight sums[3][VECTORS];
+#pragma unroll
+    for (int k = 0; k < 3; k++)
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++)
+#pragma unroll
+            for (int j = 0; j < 8; j++) sums[k][i].x[j] = 0.0f;
+    int first = blockIdx.x * BLOCK_ROWS, last = min(first + BLOCK_ROWS, tokens);
+    for (int t = first + warp; t < last; t += BLOCK_WARPS) {
+        int64 row = (int64)blockIdx.y * tokens + t, start = row * WIDTH;
+        float m = mean[row], r = rstd[row], a = 0.0f, b = 0.0f;
+        Eight x[VECTORS], g[VECTORS];
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            int c = 8 * (lane + WARP * i);
+            if (c >= WIDTH) continue;
+            x[i] = load8(sum + start + c);
+            g[i] = load8(dy + start + c);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                x[i].x[j] = (x[i].x[j] - m) * r;
+                sums[0][i].x[j] += g[i].x[j] * x[i].x[j];
+                sums[1][i].x[j] += g[i].x[j];
+            }
+            if (gain) {
+                Eight w = load8(gain + c);
+#pragma unroll
+                for (int j = 0; j < 8; j++) g[i].x[j] *= w.x[j];
+            }
+#pragma unroll
+            for (int j = 0; j < 8; j++) a += g[i].x[j], b += g[i].x[j] * x[i].x[j];
+        }
+        a = lanes_total(a) * (1.0f / WIDTH);
+        b = lanes_total(b) * (1.0f / WIDTH);
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            int c = 8 * (lane + WARP * i);
+            if (c >= WIDTH) continue;
+            Eight d;
+#pragma unroll
+            for (int j = 0; j < 8; j++) d.x[j] = r * (g[i].x[j] - a - x[i].x[j] * b);
+            if (dsum) {
+                Eight s = load8(dsum + start + c);
+#pragma unroll
+                for (int j = 0; j < 8; j++) d.x[j] += s.x[j];
+            }
+            store8(dx + start + c, d);
+            if (dbranch) {
+                drop8(d, mask, values, base + start + c);
+                store8(dbranch + start + c, d);
+#pragma unroll
+                for (int j = 0; j < 8; j++) sums[2][i].x[j] += d.x[j];
+            }
+        }
+    }
+    for (int w = 0; w < BLOCK_WARPS; w++) {
+        if (w == warp)
+#pragma unroll
+            for (int k = 0; k < 3; k++)
+#pragma unroll
+                for (int i = 0; i < VECTORS; i++) {
+                    int c = 8 * (lane + WARP * i);
+                    if (c >= WIDTH) continue;
+#pragma unroll
+                    for (int j = 0; j < 8; j++)
+                        columns[k][c + j] = w ? columns[k][c + j] + sums[k][i].x[j] : sums[k][i].x[j];
+                }
+        __syncthreads();
+    }
+    partial += ((int64)blockIdx.y * gridDim.x + blockIdx.x) * 3 * WIDTH;
+    for (int c = threadIdx.x; c < 3 * WIDTH; c += blockDim.x) partial[c] = columns[c / WIDTH][c % WIDTH];
+}
