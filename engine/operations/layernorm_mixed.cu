@@ -5,8 +5,8 @@
 
 #define EPSILON 1e-5f
 #define VECTORS ((WIDTH / 8 + WARP - 1) / WARP)
-#define BLOCK_WARPS 8
-#define BLOCK_ROWS 64
+#define BLOCK_WARPS 4
+#define BLOCK_ROWS 32
 
 // Where `branch` is not null: sum = x + dropout(branch), which may take the place of branch; else sum is x.
 extern "C" __global__ void __launch_bounds__(256)
@@ -59,9 +59,14 @@ k_norm_fwd(const uint16 *x, const uint16 *branch, const float *gain, const float
     if (lane == 0) mean[row] = m, rstd[row] = r;
 }
 
+__device__ __forceinline__ Eight gains(const float *gain, int c) {
+    Eight ones = {{1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}};
+    return gain ? load8(gain + c) : ones;
+}
+
 // dx = LayerNorm's gradient (+ dsum where not null); dbranch (where not null) = dx through dropout.
 // partial [shards, blocks, 3, WIDTH]: sums of dy*normalised, dy and dbranch. Grid: blocks of BLOCK_ROWS, shards.
-extern "C" __global__ void __launch_bounds__(BLOCK_WARPS *WARP)
+extern "C" __global__ void __launch_bounds__(BLOCK_WARPS *WARP, VECTORS <= 3 ? 3 : 1)
 k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float *gain, const uint16 *dy,
            const uint16 *dsum, uint16 *dx, uint16 *dbranch, int tokens, int64 base, Mask mask, const StepValues *values,
            float *partial) {
@@ -78,26 +83,27 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
     for (int t = first + warp; t < last; t += BLOCK_WARPS) {
         int64 row = (int64)blockIdx.y * tokens + t, start = row * WIDTH;
         float m = mean[row], r = rstd[row], a = 0.0f, b = 0.0f;
-        Eight x[VECTORS], g[VECTORS];
+        uint4 x[VECTORS], g[VECTORS]; // as they came: half the registers
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             int c = 8 * (lane + WARP * i);
             if (c >= WIDTH) continue;
-            x[i] = load8(sum + start + c);
-            g[i] = load8(dy + start + c);
+            x[i] = *(const uint4 *)(sum + start + c);
+            g[i] = *(const uint4 *)(dy + start + c);
+        }
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            int c = 8 * (lane + WARP * i);
+            if (c >= WIDTH) continue;
+            Eight n = widened(x[i]), d = widened(g[i]), w = gains(gain, c);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                x[i].x[j] = (x[i].x[j] - m) * r;
-                sums[0][i].x[j] += g[i].x[j] * x[i].x[j];
-                sums[1][i].x[j] += g[i].x[j];
+                n.x[j] = (n.x[j] - m) * r;
+                sums[0][i].x[j] += d.x[j] * n.x[j];
+                sums[1][i].x[j] += d.x[j];
+                a += d.x[j] * w.x[j];
+                b += d.x[j] * w.x[j] * n.x[j];
             }
-            if (gain) {
-                Eight w = load8(gain + c);
-#pragma unroll
-                for (int j = 0; j < 8; j++) g[i].x[j] *= w.x[j];
-            }
-#pragma unroll
-            for (int j = 0; j < 8; j++) a += g[i].x[j], b += g[i].x[j] * x[i].x[j];
         }
         a = lanes_total(a) * (1.0f / WIDTH);
         b = lanes_total(b) * (1.0f / WIDTH);
@@ -105,9 +111,9 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
         for (int i = 0; i < VECTORS; i++) {
             int c = 8 * (lane + WARP * i);
             if (c >= WIDTH) continue;
-            Eight d;
+            Eight n = widened(x[i]), d = widened(g[i]), w = gains(gain, c);
 #pragma unroll
-            for (int j = 0; j < 8; j++) d.x[j] = r * (g[i].x[j] - a - x[i].x[j] * b);
+            for (int j = 0; j < 8; j++) d.x[j] = r * (d.x[j] * w.x[j] - a - (n.x[j] - m) * r * b);
             if (dsum) {
                 Eight s = load8(dsum + start + c);
 #pragma unroll

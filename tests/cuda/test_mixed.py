@@ -15,7 +15,10 @@ from tests.cuda.test_trainer import RandomBatches
 
 pytestmark = pytest.mark.gpu
 
-SMALL: dict[str, Any] = {"d_model": 64, "heads": 2, "hidden": 136, "context": 48, "vocab": 101, "layers": 2, "dropout": 0.0}
+SMALL: dict[str, Any] = {
+    "d_model": 64, "heads": 2, "hidden": 136, "context": 48, "vocab": 101, "layers": 2,
+    "dropout": 0.0, "init_std": 0.05,
+}  # fmt: skip
 
 
 def small(**changes: object) -> ModelSpec:

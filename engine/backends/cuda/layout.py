@@ -52,10 +52,13 @@ class CudaLayout:
         return {o.name: twin_of(program, o) for o in program.operations}
 
     def shards_at_once(self, shards: int) -> int:
-        """The largest power of two that divides the shards and keeps to tokens_at_once."""
+        return self.shards_within(shards, self.tokens_at_once)
+
+    def shards_within(self, shards: int, most_tokens: int) -> int:
+        """The largest power of two that divides the shards and keeps to a number of tokens; at least 1."""
         tokens = self.train.batch // shards * self.program.spec.context
         count = 1
-        while shards % (2 * count) == 0 and 2 * count * tokens <= self.tokens_at_once:
+        while shards % (2 * count) == 0 and 2 * count * tokens <= most_tokens:
             count *= 2
         return count
 

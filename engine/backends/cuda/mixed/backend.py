@@ -42,8 +42,7 @@ class MixedBackend(CudaBackend):
         main, side = self.launcher.streams
         workspaces = self.address("products")
         self.products = Products(card.name, {main: workspaces, side: workspaces + WORKSPACE})
-        flash = self.address("flash"), plan.buffers["flash"].type.bytes
-        self.flash = Flash(main, precision, flash)
+        self.flash = Flash(main, precision)
         self._choices: dict[str, str] = {}  # of the products of a training step
         self._unit = Unit("optimizer_mixed", {"HALF_BF16": int(precision == "bf16")})
 

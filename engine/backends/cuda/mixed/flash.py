@@ -1,7 +1,7 @@
 """Attention by cuDNN's fused kernels through its Python frontend, in the deterministic form of the backward pass.
 
 Dao et al. 2022 (FlashAttention). Rows of the batch do not touch each other, so they may be handed over in parts: as
-many rows at once as the planned workspace allows, or one logical shard where dropout draws its own numbers by place.
+many rows at once as the workspace allows, or a fixed number of them where dropout draws its own numbers by place.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from engine.backends.cuda.errors import DeviceLost, DeviceUnavailable
 from engine.spec import Precision
 
 PACKAGE = "nvidia-cudnn-frontend"
-KEYS = 128  # of a tile: the backward pass keeps one partial dq for each tile of keys
-LARGEST_WORKSPACE = 256 << 20  # bytes aimed at
+KEYS, WIDTHS = 128, 64  # of a tile: the backward pass keeps one partial dq, padded, for each tile of keys
+LARGEST_WORKSPACE = 1 << 30  # bytes aimed at; it stands where the logits were, so a large one costs nothing
 SPARE = 16 << 20
 
 
@@ -31,25 +31,26 @@ class Heads:
     def d_model(self) -> int:
         return self.heads * self.width
 
-    def workspace(self, rows: int) -> int:
+    def backward_workspace(self, rows: int) -> int:
         """Bytes that the backward pass of `rows` rows may take: partial dq in fp32, and statistics."""
-        tiles = -(-self.context // KEYS)
-        tokens = rows * self.heads * self.context
-        return 4 * tokens * self.width * (tiles + 1) + 16 * tokens + SPARE
+        tiles, width = -(-self.context // KEYS), -(-self.width // WIDTHS) * WIDTHS
+        tokens = rows * self.heads * tiles * KEYS
+        return 4 * tokens * width * tiles + 16 * tokens + SPARE
 
     def rows_at_once(self, rows: int) -> int:
         """The largest divisor of `rows` whose workspace keeps to LARGEST_WORKSPACE, at least 1."""
-        fitting = [n for n in range(1, rows + 1) if rows % n == 0 and self.workspace(n) <= LARGEST_WORKSPACE]
+        fitting = [n for n in range(1, rows + 1) if rows % n == 0 and self.backward_workspace(n) <= LARGEST_WORKSPACE]
         return max(fitting, default=1)
 
 
 @dataclass(frozen=True)
 class Places:
-    """Addresses of one call: packed qkv, the result y, statistics, their gradients, and dropout's seed and zero."""
+    """Addresses of one call: packed qkv, result, statistics, workspace, gradients, dropout's seed and a zero."""
 
     qkv: int
     y: int
     stats: int
+    workspace: int
     dy: int = 0
     dqkv: int = 0
     seed: int = 0
@@ -59,8 +60,7 @@ class Places:
 class Flash:
     """Attention on one stream. Compiled kernels are kept by their sizes."""
 
-    def __init__(self, stream: int, precision: Precision, workspace: tuple[int, int]) -> None:
-        """workspace: address and bytes."""
+    def __init__(self, stream: int, precision: Precision) -> None:
         try:
             cudnn: Any = import_module("cudnn")
         except ImportError as error:
@@ -70,16 +70,16 @@ class Flash:
             ) from error
         self._cudnn = cudnn
         self._type = cudnn.data_type.BFLOAT16 if precision == "bf16" else cudnn.data_type.HALF
-        self._workspace, self._workspace_bytes = workspace
         self.version = int(cudnn.backend_version())
         self._handle = cudnn.create_handle()
         cudnn.set_stream(handle=self._handle, stream=stream)
+        self.workspaces: dict[tuple[Heads, int, bool], tuple[int, int]] = {}  # bytes needed, and planned
         self._graphs: dict[tuple[Heads, int, bool], tuple[Any, dict[str, Any]]] = {}
 
     def forward(self, heads: Heads, rows: int, places: Places) -> None:
         """Write y [rows, T, d] and stats [rows, heads, T] fp32."""
         graph, tensors = self._graph(heads, rows, backward=False)
-        self._execute(graph, self._bound(tensors, heads, places) | {tensors["y"]: places.y})
+        self._execute(graph, self._bound(tensors, heads, places) | {tensors["y"]: places.y}, places)
 
     def backward(self, heads: Heads, rows: int, places: Places) -> None:
         """Write dqkv [rows, T, 3 d]."""
@@ -88,7 +88,7 @@ class Flash:
         bound = self._bound(tensors, heads, places) | {tensors["y"]: places.y, tensors["dy"]: places.dy}
         for number, name in enumerate(("dq", "dk", "dv")):
             bound[tensors[name]] = places.dqkv + number * narrow
-        self._execute(graph, bound)
+        self._execute(graph, bound, places)
 
     def _bound(self, tensors: dict[str, Any], heads: Heads, places: Places) -> dict[Any, int]:
         narrow = 2 * heads.d_model
@@ -98,9 +98,9 @@ class Flash:
             bound[tensors["seed"]], bound[tensors["offset"]] = places.seed, places.zero
         return bound
 
-    def _execute(self, graph: Any, bound: dict[Any, int]) -> None:
+    def _execute(self, graph: Any, bound: dict[Any, int], places: Places) -> None:
         try:
-            graph.execute(bound, self._workspace, handle=self._handle)
+            graph.execute(bound, places.workspace, handle=self._handle)
         except Exception as error:
             raise DeviceLost(f"cuDNN failed: {error}. What was saved before is whole") from error
 
@@ -152,10 +152,11 @@ class Flash:
             graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
         except Exception as error:
             raise DeviceUnavailable(f"cuDNN {self.version} has no attention for {heads}: {error}") from error
-        needed = graph.get_workspace_size()
-        if needed > self._workspace_bytes:
+        needed, planned = graph.get_workspace_size(), heads.backward_workspace(rows) if backward else SPARE
+        self.workspaces[heads, rows, backward] = needed, planned
+        if needed > planned:
             raise DeviceUnavailable(
                 f"cuDNN {self.version} needs {needed / 2**20:,.0f} MiB of workspace for {rows} rows of {heads}, "
-                f"planned are {self._workspace_bytes / 2**20:,.0f} MiB"
+                f"planned are {planned / 2**20:,.0f} MiB"
             )
         return graph, tensors

@@ -7,7 +7,7 @@ library's own first proposal. So two runs from scratch on one model of card and 
 
 import ctypes
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ REPEATABLE_REDUCTIONS = 2 | 4
 EPILOGUES = {"none": 1, "bias": 4, "gelu_aux": 160, "gelu_aux_bias": 164, "gelu_backward": 192}
 
 
-class _Algorithm(ctypes.Structure):
+class Algorithm(ctypes.Structure):
+    """cublasLtMatmulAlgo_t."""
+
     _fields_ = [("data", ctypes.c_uint64 * 8)]
 
 
@@ -41,7 +43,7 @@ class _Proposal(ctypes.Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = [
-        ("algorithm", _Algorithm),
+        ("algorithm", Algorithm),
         ("workspace", ctypes.c_size_t),
         ("state", ctypes.c_int),
         ("waves", ctypes.c_float),
@@ -80,6 +82,16 @@ class Shape:
         strides = "/".join(str(s) for s in self.strides)
         types = ">".join(self.types)
         return f"{self.m}x{self.n}x{self.k} {layout} {strides} *{self.batches} {types} {self.epilogue}"
+
+
+@dataclass(frozen=True)
+class Described:
+    """The library's handles of a product and its matrices."""
+
+    product: Any
+    a: Any
+    b: Any
+    out: Any
 
 
 @cache
@@ -123,7 +135,7 @@ class Products:
         self.recorded: dict[str, str] | None = None  # while not None: choices of the products that are queued
         self._tuned = tuned(card)
         self._pinned: dict[str, str] = {}
-        self._ready: dict[Shape, tuple[Any, Any, Any, Any, Any]] = {}
+        self.ready: dict[Shape, tuple[Described, Algorithm]] = {}
         self._handle = ctypes.c_void_p()
         _check(self._lt.cublasLtCreate(ctypes.byref(self._handle)), "starting")
         self._preference = ctypes.c_void_p()
@@ -135,7 +147,7 @@ class Products:
     def pin(self, choices: dict[str, str]) -> None:
         """Use these algorithms from now on."""
         self._pinned = dict(choices)
-        self._ready.clear()
+        self.ready.clear()
         self.choices.clear()
 
     def _prefer(self, attribute: int, value: Any) -> None:
@@ -170,7 +182,8 @@ class Products:
         )
         _check(code, "describing a product")
 
-    def _prepare(self, shape: Shape, batch_strides: tuple[int, int, int]) -> tuple[Any, Any, Any, Any, Any]:
+    def describe_product(self, shape: Shape, batch_strides: tuple[int, int, int]) -> Described:
+        """The library's description of a product. batch_strides: elements between batches of a, b and out."""
         description = ctypes.c_void_p()
         code = self._lt.cublasLtMatmulDescCreate(ctypes.byref(description), COMPUTE_FP32, TYPES["float32"])
         _check(code, "describing a product")
@@ -184,34 +197,33 @@ class Products:
         a_rows, a_columns = (k, m) if shape.a_by_k else (m, k)
         b_rows, b_columns = (n, k) if shape.b_by_n else (k, n)
         narrow, out = shape.types
-        layouts = (
-            self._layout(narrow, b_rows, b_columns, shape.strides[1], shape.batches, batch_strides[1]),
+        return Described(
+            description,
             self._layout(narrow, a_rows, a_columns, shape.strides[0], shape.batches, batch_strides[0]),
+            self._layout(narrow, b_rows, b_columns, shape.strides[1], shape.batches, batch_strides[1]),
             self._layout(out, m, n, shape.strides[2], shape.batches, batch_strides[2]),
         )
-        algorithm = self._choose(shape, description, layouts)
-        return description, *layouts, algorithm
 
-    def proposals(self, description: Any, layouts: tuple[Any, Any, Any], count: int) -> list[_Algorithm]:
+    def proposals(self, product: Described, count: int) -> list[Algorithm]:
         """What the library proposes, best first by its own estimate; at most 8 whatever `count` is."""
         found = (_Proposal * count)()
         returned = ctypes.c_int()
-        b, a, out = layouts
+        layouts = (product.b, product.a, product.out, product.out)
         code = self._lt.cublasLtMatmulAlgoGetHeuristic(
-            self._handle, description, b, a, out, out, self._preference, count, found, ctypes.byref(returned)
+            self._handle, product.product, *layouts, self._preference, count, found, ctypes.byref(returned)
         )
         _check(code, "looking for an algorithm")
         return [p.algorithm for p in found[: returned.value] if p.state == 0]
 
-    def _choose(self, shape: Shape, description: Any, layouts: tuple[Any, Any, Any]) -> _Algorithm:
+    def _choose(self, shape: Shape, batch_strides: tuple[int, int, int]) -> Algorithm:
         text = self._pinned.get(shape.key) or self._tuned.get(shape.key)
         if text:
             try:
-                algorithm = _Algorithm.from_buffer_copy(bytes.fromhex(text))
+                algorithm = Algorithm.from_buffer_copy(bytes.fromhex(text))
             except ValueError as error:
                 raise StateMismatch(f"the algorithm kept for the product {shape.key} is not 64 bytes") from error
         else:
-            proposals = self.proposals(description, layouts, 1)
+            proposals = self.proposals(self.describe_product(shape, batch_strides), 1)
             if not proposals:
                 raise DeviceUnavailable(f"cuBLASLt has no algorithm for the product {shape.key}")
             algorithm = proposals[0]
@@ -233,36 +245,40 @@ class Products:
         bias: int = 0,
         aux: int = 0,
         add: bool = False,
+        usual: tuple[int, int] | None = None,
     ) -> None:
         """out [m, n] = a * b, or += where `add`; see Shape for the forms. Sums are fp32, rounded once.
 
         bias: address of [n], added to every row. aux: address of [m, n], written by `gelu_aux...` and read by
-        `gelu_backward`, which multiplies by GELU's derivative (tanh form).
+        `gelu_backward`, which multiplies by GELU's derivative (tanh form). usual: m and batches that the algorithm is
+        chosen for, where this call's may be others: taking fewer rows or batches at once then moves no bit.
         """
         strides = (a.stride, b.stride, out.stride)
         shape = Shape(*sizes, a_by_k, b_by_n, strides, batches, (a.dtype, out.dtype), epilogue)
-        if shape not in self._ready:
-            self._ready[shape] = self._prepare(shape, (a.batch, b.batch, out.batch))
-        description, b_layout, a_layout, out_layout, algorithm = self._ready[shape]
+        chosen_for = replace(shape, m=usual[0], batches=usual[1]) if usual else shape
+        if shape not in self.ready:
+            batch_strides = (a.batch, b.batch, out.batch)
+            self.ready[shape] = self.describe_product(shape, batch_strides), self._choose(chosen_for, batch_strides)
+        product, algorithm = self.ready[shape]
         if self.recorded is not None:
-            self.recorded[shape.key] = self.choices[shape.key]
+            self.recorded[chosen_for.key] = self.choices[chosen_for.key]
         if bias:
-            self._describe(description, BIAS, ctypes.c_void_p(bias))
+            self._describe(product.product, BIAS, ctypes.c_void_p(bias))
         if aux:
-            self._describe(description, AUX, ctypes.c_void_p(aux))
+            self._describe(product.product, AUX, ctypes.c_void_p(aux))
         code = self._lt.cublasLtMatmul(
             self._handle,
-            description,
+            product.product,
             ctypes.byref(self._one),
             ctypes.c_void_p(b.address),
-            b_layout,
+            product.b,
             ctypes.c_void_p(a.address),
-            a_layout,
+            product.a,
             ctypes.byref(self._one if add else self._zero),
             ctypes.c_void_p(out.address),
-            out_layout,
+            product.out,
             ctypes.c_void_p(out.address),
-            out_layout,
+            product.out,
             ctypes.byref(algorithm),
             ctypes.c_void_p(self._workspaces[stream]),
             ctypes.c_size_t(WORKSPACE),

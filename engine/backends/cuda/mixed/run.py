@@ -9,6 +9,8 @@ from engine.backends.cuda.sources import Unit
 from engine.operations.base import Sizes
 from engine.spec import HALF_DTYPES
 
+USUAL_TOKENS = 16384  # taken at once: enough for products that fill a card
+
 if TYPE_CHECKING:
     from engine.backends.cuda.mixed.backend import MixedBackend
 
@@ -21,15 +23,11 @@ class MixedRun(Run):
         self.products: Products = backend.products
         self.flash: Flash = backend.flash
         self.half = HALF_DTYPES[backend.precision]
+        self.usual_shards = backend.layout.shards_within(backend.train.shards, USUAL_TOKENS)
         self.all_shards = backend.train.shards
         self.shard_rows = backend.train.batch // backend.train.shards
         self._weights16 = backend.address("weights16")
         self._seeds = backend.address("seeds")
-
-    @property
-    def first_shard(self) -> int:
-        """Number of the first logical shard of this group."""
-        return self.first_row // self.shard_rows
 
     def weight16(self, parameter: str) -> int:
         return self._weights16 + 2 * self._backend.plan.places[parameter]
@@ -60,13 +58,17 @@ class MixedRun(Run):
         *,
         a_by_k: bool = False,
         b_by_n: bool = False,
-        batches: int = 1,
+        by_shard: bool = False,
         epilogue: str = "none",
         bias: int = 0,
         aux: int = 0,
         add: bool = False,
     ) -> None:
-        """Products.multiply on the stream that is current."""
+        """Products.multiply on the stream that is current. While training, the algorithm is the one for the usual
+        number of shards at once, whatever is taken now; a product with batches has one for each shard."""
+        usual = None
+        if self.training:
+            usual = (sizes[0], self.usual_shards) if by_shard else (sizes[0] * self.usual_shards // self.shards, 1)
         self.products.multiply(
             self.launch.current,
             sizes,
@@ -75,9 +77,10 @@ class MixedRun(Run):
             out,
             a_by_k=a_by_k,
             b_by_n=b_by_n,
-            batches=batches,
+            batches=self.shards if by_shard else 1,
             epilogue=epilogue,
             bias=bias,
             aux=aux,
             add=add,
+            usual=usual,
         )

@@ -6,7 +6,7 @@ also the head's weight, which the head writes first. Each logical shard has its 
 
 from typing import Any
 
-from engine.backends.cuda.mixed.flash import Heads, Places
+from engine.backends.cuda.mixed.flash import SPARE, Heads, Places
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
 from engine.backends.cuda.mixed.run import MixedRun
 from engine.backends.cuda.run import MASK, THREADS, Run, ceiling
@@ -16,11 +16,14 @@ from engine.operations.embed import Embed
 from engine.operations.layernorm import LayerNorm
 from engine.operations.linear import Linear
 from engine.program import Program
+from engine.spec import TrainSpec
 
 ROW_WARPS = THREADS // 32
-NORM_ROWS = 64  # as in layernorm_mixed.cu
+ROW_GROUP = 8
+NORM_ROWS, NORM_WARPS = 32, 4  # of a block, as in layernorm_mixed.cu
 SUM_ROWS = 128  # as in linear_mixed.cu
 CLASSIFIER_THREADS = 1024
+DROPOUT_TOKENS = 8192  # that share one seed of attention's dropout, at least one shard
 
 
 def mixed(run: Run) -> MixedRun:
@@ -55,19 +58,26 @@ def bias_gradient(run: MixedRun, dy: int, width: int, partial: int, out: int) ->
 
 
 def weight_gradient(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, out: int) -> None:
-    """out [wide, deep] of each shard = dy [tokens, wide] transposed times x [tokens, deep]."""
-    tokens = run.shard_tokens
-    run.multiply(
-        (wide, deep, tokens),
-        run.narrow(dy, stride, tokens * stride),
-        run.narrow(x, deep, tokens * deep),
-        run.wide(out, deep, run.set_stride),
-        a_by_k=True,
-        batches=run.shards,
-    )
+    """out [wide, deep] of each shard = dy [tokens, wide] transposed times x [tokens, deep].
+
+    The library is slow for a number of rows that is not whole in groups of ROW_GROUP: the rest goes alone.
+    """
+    tokens, whole = run.shard_tokens, wide // ROW_GROUP * ROW_GROUP
+    for first, rows in ((0, whole), (whole, wide - whole)):
+        if rows:
+            run.multiply(
+                (rows, deep, tokens),
+                run.narrow(dy + 2 * first, stride, tokens * stride),
+                run.narrow(x, deep, tokens * deep),
+                run.wide(out + 4 * first * deep, deep, run.set_stride),
+                a_by_k=True,
+                by_shard=True,
+            )
 
 
 class EmbedTwin(Twin[Embed]):
+    joins = True  # a tied head's gradient goes to the same parameter
+
     def __init__(self, tied: bool) -> None:
         self.tied = tied
 
@@ -158,7 +168,7 @@ class NormTwin(Twin[Any]):
             "k_norm_bwd",
             f"PPPPPPPPiq{MASK}PP",
             (blocks, run.shards),
-            (THREADS,),
+            (32 * NORM_WARPS,),
             *(total, *(run.tensor(operation.outputs[r]) for r in ("mean", "rstd")), gain),
             *(run.gradient(operation.outputs["y"]), dsum, dx, dbranch, tokens),
             *self._mask(run, operation),
@@ -173,7 +183,9 @@ class NormTwin(Twin[Any]):
 
 
 class LinearTwin(Twin[Linear]):
-    """A product of its own. `padded`: rows of the result in memory, where that is more than the layer's width."""
+    """A product of its own. `padded`: columns of the result in memory, where they are more than the layer's width."""
+
+    joins = True
 
     def __init__(self, padded: int, sums_bias: bool) -> None:
         self.padded = padded
@@ -203,10 +215,12 @@ class LinearTwin(Twin[Linear]):
         deep, wide, stride = operation.deep, operation.wide, self.padded
         x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
         dy = run.gradient(operation.outputs["y"])
-        weight_gradient(run, dy, wide, stride, x, deep, run.parameter_gradient(operation.parameters["weight"]))
-        if self.sums_bias:
-            out = run.parameter_gradient(operation.parameters["bias"])
-            bias_gradient(run, dy, wide, run.work(operation, "partial"), out)
+        # Nothing on the way back needs the parameters' gradients: they are computed beside what follows.
+        with run.launch.beside():
+            weight_gradient(run, dy, wide, stride, x, deep, run.parameter_gradient(operation.parameters["weight"]))
+            if self.sums_bias:
+                out = run.parameter_gradient(operation.parameters["bias"])
+                bias_gradient(run, dy, wide, run.work(operation, "partial"), out)
         run.multiply(
             (run.tokens, deep, stride),
             run.narrow(dy, stride),
@@ -217,6 +231,8 @@ class LinearTwin(Twin[Linear]):
 
 
 class MlpTwin(Twin[Mlp]):
+    joins = True
+
     def backward_work(self, operation: Mlp, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         tokens = sizes.batch * sizes.context
         work = {"dbefore": BufferType((tokens, operation.hidden), "uint16")}
@@ -268,7 +284,8 @@ class MlpTwin(Twin[Mlp]):
         x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
         dy, dbefore = run.gradient(operation.outputs["y"]), run.work(operation, "dbefore")
         fused = operation.function == "gelu"
-        weight_gradient(run, dy, width, width, after, hidden, run.parameter_gradient(parameters["down"]))
+        with run.launch.beside():
+            weight_gradient(run, dy, width, width, after, hidden, run.parameter_gradient(parameters["down"]))
         run.multiply(
             (run.tokens, hidden, width),
             run.narrow(dy, width),
@@ -279,10 +296,11 @@ class MlpTwin(Twin[Mlp]):
         )
         if not fused:
             self._activate(run, operation, "k_activation_bwd", before, dbefore)
-        weight_gradient(run, dbefore, hidden, hidden, x, width, run.parameter_gradient(parameters["up"]))
-        if "up_bias" in parameters:
-            out = run.parameter_gradient(parameters["up_bias"])
-            bias_gradient(run, dbefore, hidden, run.work(operation, "partial"), out)
+        with run.launch.beside():
+            weight_gradient(run, dbefore, hidden, hidden, x, width, run.parameter_gradient(parameters["up"]))
+            if "up_bias" in parameters:
+                out = run.parameter_gradient(parameters["up_bias"])
+                bias_gradient(run, dbefore, hidden, run.work(operation, "partial"), out)
         run.multiply(
             (run.tokens, width, hidden),
             run.narrow(dbefore, hidden),
@@ -295,8 +313,29 @@ class MlpTwin(Twin[Mlp]):
 class AttentionTwin(Twin[FlashAttention]):
     """`number`: which attention of the program this is, for its seeds."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, train: TrainSpec) -> None:
         self.number = number
+        self.train = train
+
+    def _dropout_rows(self, context: int) -> int:
+        """Rows that one seed of dropout serves: whole shards, however many of them are taken at once."""
+        shard_rows, shards = self.train.batch // self.train.shards, 1
+        while self.train.shards % (2 * shards) == 0 and 2 * shards * shard_rows * context <= DROPOUT_TOKENS:
+            shards *= 2
+        return shards * shard_rows
+
+    def forward_work(self, operation: FlashAttention, sizes: Sizes, tier: str) -> dict[str, BufferType]:
+        return {"workspace": BufferType((SPARE,), "uint8")}
+
+    def backward_work(
+        self, operation: FlashAttention, sizes: Sizes, tier: str, shards: int
+    ) -> dict[str, BufferType]:
+        heads = Heads(operation.heads, operation.width, sizes.context, operation.probability)
+        return {"workspace": BufferType((heads.backward_workspace(self._rows(heads, sizes.batch)),), "uint8")}
+
+    def _rows(self, heads: Heads, batch: int) -> int:
+        """Rows of one call."""
+        return min(batch, self._dropout_rows(heads.context)) if heads.dropout else heads.rows_at_once(batch)
 
     def _heads(self, run: MixedRun, operation: FlashAttention) -> Heads:
         dropout = operation.probability if run.training else 0.0
@@ -306,18 +345,18 @@ class AttentionTwin(Twin[FlashAttention]):
         self, run: MixedRun, operation: FlashAttention, heads: Heads, dy: int, dqkv: int
     ) -> tuple[int, list[Places]]:
         """Rows in each part, and the addresses of the parts."""
-        by_shard = heads.dropout > 0
-        rows = run.shard_rows if by_shard else heads.rows_at_once(run.sizes.batch)
+        rows = self._rows(heads, run.sizes.batch)
         qkv, y, stats = run.tensor(operation.inputs["qkv"]), *(run.tensor(operation.outputs[r]) for r in ("y", "stats"))
         line = 2 * heads.context * heads.d_model * rows  # bytes of y in a part
         parts = []
         for part in range(run.sizes.batch // rows):
-            seed = run.seeds(self.number) + 8 * (run.first_shard + part) if by_shard else 0
+            seed = run.seeds(self.number) + 8 * ((run.first_row + part * rows) // run.shard_rows)
             parts.append(
                 Places(
                     qkv + 3 * line * part,
                     y + line * part,
                     stats + 4 * heads.heads * heads.context * rows * part,
+                    run.work(operation, "workspace"),
                     dy + line * part,
                     dqkv + 3 * line * part,
                     seed,
@@ -366,18 +405,22 @@ class ClassifierTwin(Twin[Classifier]):
         """Done on the way forward."""
 
 
-def mixed_twins(program: Program) -> dict[str, Twin[Any]]:
+def mixed_twins(program: Program, train: TrainSpec) -> dict[str, Twin[Any]]:
     """The `prod` half of each operation of a mixed program, by name."""
     summed_elsewhere = {o.branch_bias for o in program.operations if isinstance(o, ResidualNorm)}
     twins: dict[str, Twin[Any]] = {}
     attentions = 0
     for operation in program.operations:
-        twins[operation.name] = _twin(program, operation, attentions, summed_elsewhere)
+        twins[operation.name] = (
+            AttentionTwin(attentions, train)
+            if isinstance(operation, FlashAttention)
+            else _twin(program, operation, summed_elsewhere)
+        )
         attentions += isinstance(operation, FlashAttention)
     return twins
 
 
-def _twin(program: Program, operation: Operation, attentions: int, summed_elsewhere: set[str | None]) -> Twin[Any]:
+def _twin(program: Program, operation: Operation, summed_elsewhere: set[str | None]) -> Twin[Any]:
     if isinstance(operation, Embed):
         return EmbedTwin(program.spec.tied)
     if isinstance(operation, LayerNorm | ResidualNorm):
@@ -390,8 +433,6 @@ def _twin(program: Program, operation: Operation, attentions: int, summed_elsewh
         return LinearTwin(width, bias is not None and bias not in summed_elsewhere)
     if isinstance(operation, Mlp):
         return MlpTwin()
-    if isinstance(operation, FlashAttention):
-        return AttentionTwin(attentions)
     if isinstance(operation, Classifier):
         return ClassifierTwin()
     raise AssertionError(f"{operation.kind} has no half in the tier prod")
