@@ -209,9 +209,7 @@ class _Planner:
         return BufferType(tensor.at(self.sizes), tensor.dtype)
 
 
-def make_plan(
-    program: Program, train: TrainSpec, tier: str, threads: int, layout: Layout | None = None
-) -> Plan:
+def make_plan(program: Program, train: TrainSpec, tier: str, threads: int, layout: Layout | None = None) -> Plan:
     """Lay out all buffers for the shards that a backend takes at once; `layout` is the CPU's unless given."""
     layout = layout or CpuLayout(threads)
     rows = train.batch // train.shards * layout.shards_at_once(train.shards)

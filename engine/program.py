@@ -97,9 +97,7 @@ class _Builder:
             self.tensors[name] = inferred[role]
         self.operations.append(operation)
 
-    def parameter(
-        self, name: str, shape: tuple[int, ...], kind: ParameterKind, start: str, std: float = 0.0
-    ) -> str:
+    def parameter(self, name: str, shape: tuple[int, ...], kind: ParameterKind, start: str, std: float = 0.0) -> str:
         if start not in ("normal", "zeros", "ones"):
             raise AssertionError(start)
         self.parameters[name] = Parameter(name=name, shape=shape, kind=kind, start=start, std=std)  # type: ignore[arg-type]
@@ -135,9 +133,7 @@ class _Builder:
             parameters["bias"] = self.parameter(f"{name}.bias", (wide,), "bias", "zeros")
         return self._linear(name, role, x, deep, wide, parameters)
 
-    def _linear(
-        self, name: str, role: str, x: str, deep: int, wide: int, parameters: dict[str, str]
-    ) -> str:
+    def _linear(self, name: str, role: str, x: str, deep: int, wide: int, parameters: dict[str, str]) -> str:
         self.add(
             Linear(
                 name=name,
@@ -168,9 +164,7 @@ class _Builder:
     def embed(self) -> str:
         spec = self.spec
         parameters = {
-            "token": self.parameter(
-                "embed.token", (spec.vocab, spec.d_model), "embedding", "normal", spec.init_std
-            ),
+            "token": self.parameter("embed.token", (spec.vocab, spec.d_model), "embedding", "normal", spec.init_std),
             "position": self.parameter(
                 "embed.position", (spec.context, spec.d_model), "embedding", "normal", spec.init_std
             ),
@@ -236,9 +230,7 @@ class _Builder:
         if spec.tied:
             weight = "embed.token"
         else:
-            weight = self.parameter(
-                "head.weight", (spec.vocab, spec.d_model), "matrix", "normal", spec.init_std
-            )
+            weight = self.parameter("head.weight", (spec.vocab, spec.d_model), "matrix", "normal", spec.init_std)
         return self._linear("head", "head", x, spec.d_model, spec.vocab, {"weight": weight})
 
 

@@ -47,9 +47,7 @@ def draw(logits: Floats, temperature: float, top_k: int, seed: int, position: in
     chosen = candidates(logits, top_k)
     weights = np.zeros(chosen.size, np.int64)
     # A temperature below the smallest fp32 would divide by zero; the smallest normal one draws the same.
-    k_sampling_weights(
-        logits, chosen, np.float32(max(temperature, 2.0**-126)), weights
-    )
+    k_sampling_weights(logits, chosen, np.float32(max(temperature, 2.0**-126)), weights)
     ends = np.cumsum(weights)
     low, high = (uniform_u32(seed, position, SAMPLING_SITE, element) for element in (0, 1))
     point = (high * _WORD + low) * int(ends[-1]) >> 64

@@ -23,9 +23,7 @@ class ThreadTeam:
                 function(*arguments)
             return
         queue = iter(tasks)  # next() on a sequence iterator is atomic, so threads share it
-        helpers: list[Future[None]] = [
-            self._pool.submit(_drain, queue) for _ in range(min(self.size, len(tasks)) - 1)
-        ]
+        helpers: list[Future[None]] = [self._pool.submit(_drain, queue) for _ in range(min(self.size, len(tasks)) - 1)]
         try:
             _drain(queue)
         finally:

@@ -64,8 +64,7 @@ class Frame:
         tensors = backend.program.tensors
         again = {operation.name for step in backend.program.backward for operation in step.again}
         self._tensors = {
-            name: backend.array(name, BufferType(type.at(sizes), type.dtype))
-            for name, type in tensors.items()
+            name: backend.array(name, BufferType(type.at(sizes), type.dtype)) for name, type in tensors.items()
         }
         self._gradients = {
             name: backend.array(gradient_name(name), BufferType(type.at(sizes), type.dtype))
@@ -150,9 +149,7 @@ class CpuBackend:
             array[:] = 0
         self.parameters = self.views(self.flat["weights"])
         self.parameter_gradients = [self.views(g) for g in self.gradients]
-        self.derived = {
-            name: self.array(name) for name, b in plan.buffers.items() if b.category == "derived"
-        }
+        self.derived = {name: self.array(name) for name, b in plan.buffers.items() if b.category == "derived"}
         self._frames: dict[tuple[int, int], Frame] = {}
         self._constants = AdamWConstants.of(train)
         self._partial = np.zeros(-(-plan.flat_elements // NORM_CHUNK), np.float64)
@@ -287,9 +284,7 @@ class CpuBackend:
         Returns the names of the parameters for which it would not be finite; then it has changed nothing.
         """
         clip = clip_factor(norm, self.train.clip_norm)
-        arguments = {
-            decayed: self._constants.arguments(clip, values, decayed) for decayed in (False, True)
-        }
+        arguments = {decayed: self._constants.arguments(clip, values, decayed) for decayed in (False, True)}
         checks: list[Task] = []
         tasks: list[Task] = []
         self._piece_flags[:] = 0

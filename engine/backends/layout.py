@@ -49,5 +49,3 @@ class CpuLayout:
     def lasting(self, program: Program, elements: int) -> dict[str, BufferType]:
         """Buffers of the optimizer and of the step as a whole: small, and kept outside the arena here."""
         return {}
-
-

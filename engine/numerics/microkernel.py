@@ -97,17 +97,13 @@ def multiply_tile(
             at_a = builder.mul(loop.index, depth_stride)
             for r in range(TILE_ROWS):
                 scalar = builder.load(builder.gep(a, [builder.add(at_a, builder.mul(row_stride, i64(r)))]))
-                spread = builder.shuffle_vector(
-                    builder.insert_element(undefined, scalar, i32(0)), undefined, zero
-                )
+                spread = builder.shuffle_vector(builder.insert_element(undefined, scalar, i32(0)), undefined, zero)
                 for v in range(VECTORS):
                     product = _pair_product(builder, spread, columns[v])
                     builder.store(builder.add(builder.load(sums[r][v]), product), sums[r][v])
         for r in range(TILE_ROWS):
             for v in range(VECTORS):
-                stored = builder.store(
-                    builder.load(sums[r][v]), vector_at(tile, i64(r * TILE_COLUMNS + v * LANES))
-                )
+                stored = builder.store(builder.load(sums[r][v]), vector_at(tile, i64(r * TILE_COLUMNS + v * LANES)))
                 stored.align = 4
         return context.get_dummy_value()
 

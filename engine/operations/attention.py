@@ -238,9 +238,7 @@ def k_attn_fwd(
                     row, source = scores[i, start : start + TILE_COLUMNS], tile[i]
                     column_inverse = k_inverse[start : start + TILE_COLUMNS]
                     for j in range(TILE_COLUMNS):
-                        row[j] = (
-                            np.float32(np.float64(source[j]) * q_inverse * column_inverse[j]) * scale
-                        )
+                        row[j] = np.float32(np.float64(source[j]) * q_inverse * column_inverse[j]) * scale
             for i in range(rows):
                 query = i0 + i
                 row, words = scores[i, : query + 1], weights[i]
@@ -262,9 +260,7 @@ def k_attn_fwd(
                 words[query + 1 : visible] = 0
                 if threshold:
                     base = ((np.int64(first_row + b) * heads + h) * context + query) * context
-                    _keep_row(
-                        keep, query + 1, base, key_low, key_high, step, site, threshold, factor
-                    )
+                    _keep_row(keep, query + 1, base, key_low, key_high, step, site, threshold, factor)
                     for j in range(row.size):
                         words[j] = words[j] if keep[j] > np.float32(0.0) else np.int32(0)
                 if stored.size:
@@ -272,9 +268,7 @@ def k_attn_fwd(
                 maxima[b, h, query] = m
                 normalisers[b, h, query] = np.float32(np.float64(total) * power_of_two(-30))
             for p in range(v_panels.shape[0]):
-                multiply_block(
-                    weights.ctypes.data, weight_stride, 1, v_panels[p].ctypes.data, visible, tile, wide
-                )
+                multiply_block(weights.ctypes.data, weight_stride, 1, v_panels[p].ctypes.data, visible, tile, wide)
                 columns = min(TILE_COLUMNS, width - p * TILE_COLUMNS)
                 for i in range(rows):
                     query = i0 + i
@@ -490,10 +484,7 @@ def k_attn_bwd(
                                 up = _inverse_of(sq[i0 + r0 + r])
                                 target, source = x_q[r0 + r, c0 : c0 + part], tile[r]
                                 for c in range(part):
-                                    target[c] = (
-                                        np.float32(np.float64(source[c]) * up * column_inverse[c])
-                                        * scale
-                                    )
+                                    target[c] = np.float32(np.float64(source[c]) * up * column_inverse[c]) * scale
                         multiply_tile(
                             do_left[i0 + r0 :].ctypes.data,
                             stride,
@@ -524,9 +515,7 @@ def k_attn_bwd(
                     d = delta[query]
                     if threshold:
                         base = ((np.int64(first_row + b) * heads + h) * context + query) * context
-                        _keep_row(
-                            keep, seen, base + j0, key_low, key_high, step, site, threshold, factor
-                        )
+                        _keep_row(keep, seen, base + j0, key_low, key_high, step, site, threshold, factor)
                         for c in range(seen):
                             a = row_q[c] * inverse
                             e = a * (row_k[c] * keep[c] - d) * scale
@@ -558,17 +547,11 @@ def k_attn_bwd(
                     for c in range(cols):
                         row_q[c] *= keep[c]
                 _left_columns(x_v, rows, cols, words, tops, factors, scales)
-                _add_product(
-                    words, 1, KEYS, cols, do_depth, i0, rows, scales, least_do, dx, j0, at_v, width, tile
-                )
+                _add_product(words, 1, KEYS, cols, do_depth, i0, rows, scales, least_do, dx, j0, at_v, width, tile)
                 _left_columns(x_k, rows, cols, words, tops, factors, scales)
-                _add_product(
-                    words, 1, KEYS, cols, q_depth, i0, rows, scales, least_q, dx, j0, at_k, width, tile
-                )
+                _add_product(words, 1, KEYS, cols, q_depth, i0, rows, scales, least_q, dx, j0, at_k, width, tile)
                 _left_rows(x_q, rows, cols, words, scales)
-                _add_product(
-                    words, KEYS, 1, rows, k_depth, j0, cols, scales, least_k, dx, i0, at_q, width, tile
-                )
+                _add_product(words, KEYS, 1, rows, k_depth, j0, cols, scales, least_k, dx, i0, at_q, width, tile)
 
 
 # --- the operation --------------------------------------------------------------------------------------------------

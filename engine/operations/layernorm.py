@@ -229,8 +229,7 @@ class LayerNorm(Operation):
         tasks: list[Task] = [
             (
                 k_layernorm_bwd,
-                (x, self._gain(run)[0], mean, rstd, dy, a, b, dx, add)
-                + (row[i], lanes[i, 0], lanes[i, 1]),
+                (x, self._gain(run)[0], mean, rstd, dy, a, b, dx, add) + (row[i], lanes[i, 0], lanes[i, 1]),
             )
             for i, (a, b) in enumerate(run.team.ranges(len(x)))
         ]

@@ -288,9 +288,7 @@ class Linear(Operation):
     def infer(self, types: Mapping[str, TensorType]) -> dict[str, TensorType]:
         x = types["x"]
         if x.shape[-1] != self.deep:
-            raise SpecError(
-                f"{self.name} expects an input of width {self.deep}, found {x} from {self.inputs['x']}"
-            )
+            raise SpecError(f"{self.name} expects an input of width {self.deep}, found {x} from {self.inputs['x']}")
         return {"y": TensorType((*x.shape[:-1], self.wide))}
 
     def derived(self, tier: str) -> dict[str, BufferType]:
@@ -364,9 +362,7 @@ class Linear(Operation):
         self, run: Execution, x: Floats, panels: Array, scales: Array, bias: Floats, out: Floats, add: bool
     ) -> list[Task]:
         """Tasks of k_linear_rows over all rows of x, each with scratch of its own."""
-        left, row_scales, tile, wide = (
-            run.work(self.name, role) for role in ("left", "row_scales", "tile", "wide")
-        )
+        left, row_scales, tile, wide = (run.work(self.name, role) for role in ("left", "row_scales", "tile", "wide"))
         return [
             (
                 k_linear_rows,
@@ -397,9 +393,7 @@ class Linear(Operation):
         dx = run.gradient(self.inputs["x"]).reshape(-1, self.deep)
         dy = run.gradient(self.outputs["y"]).reshape(-1, self.wide)
         gradient = run.parameter_gradient(self.parameters["weight"])
-        bias_gradient = (
-            run.parameter_gradient(self.parameters["bias"]) if "bias" in self.parameters else NOTHING
-        )
+        bias_gradient = run.parameter_gradient(self.parameters["bias"]) if "bias" in self.parameters else NOTHING
         add = run.accumulates(self.name, "x")
         if run.tier == "debug":
             self._backward_debug(run, x, dx, dy, gradient, bias_gradient, add)

@@ -22,9 +22,7 @@ def reference_backward(dy: Doubles, keep: Doubles | None) -> Doubles:
     return dy if keep is None else dy * keep
 
 
-def random_words(
-    seed: int, step: int, site: int, elements: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.uint64]:
+def random_words(seed: int, step: int, site: int, elements: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The word of each element e: word e % 4 of the block with counter (e // 4, site, step)."""
     block = elements // np.uint64(4)
     counter = [

@@ -9,9 +9,7 @@ from engine.numerics.types import Doubles, Words
 from engine.reference import dropout
 
 
-def reference_forward(
-    ids: Words, token: Doubles, position: Doubles, keep: Doubles | None
-) -> Doubles:
+def reference_forward(ids: Words, token: Doubles, position: Doubles, keep: Doubles | None) -> Doubles:
     return dropout.reference_forward(token[ids] + position[: ids.shape[1]], keep)
 
 

@@ -19,14 +19,10 @@ def reference_forward(x: Doubles, gain: Doubles | None, bias: Doubles | None) ->
     return n if gain is None or bias is None else n * gain + bias
 
 
-def reference_backward(
-    x: Doubles, gain: Doubles | None, dy: Doubles
-) -> tuple[Doubles, Doubles, Doubles]:
+def reference_backward(x: Doubles, gain: Doubles | None, dy: Doubles) -> tuple[Doubles, Doubles, Doubles]:
     """Gradients of x, gain and bias from that of y."""
     n, rstd = statistics(x)
     g = dy if gain is None else dy * gain
-    dx = rstd * (
-        g - np.mean(g, axis=-1, keepdims=True) - n * np.mean(g * n, axis=-1, keepdims=True)
-    )
+    dx = rstd * (g - np.mean(g, axis=-1, keepdims=True) - n * np.mean(g * n, axis=-1, keepdims=True))
     tokens = tuple(range(x.ndim - 1))
     return dx, np.sum(dy * n, axis=tokens), np.sum(dy, axis=tokens)

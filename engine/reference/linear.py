@@ -10,9 +10,7 @@ def reference_forward(x: Doubles, weight: Doubles, bias: Doubles | None) -> Doub
     return y if bias is None else y + bias
 
 
-def reference_backward(
-    x: Doubles, weight: Doubles, dy: Doubles
-) -> tuple[Doubles, Doubles, Doubles]:
+def reference_backward(x: Doubles, weight: Doubles, dy: Doubles) -> tuple[Doubles, Doubles, Doubles]:
     """Gradients of x, weight and bias from that of y."""
     rows, flat = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
     dweight: Doubles = rows.T @ flat

@@ -16,9 +16,7 @@ WIDEST: list[tuple[str, dict[str, int], int]] = [
     ("attention", {"DP": 256}, 90),
 ]
 
-needs_compiler = pytest.mark.skipif(
-    not compiler.compiler_available(), reason=f"{compiler.PACKAGE} is not installed"
-)
+needs_compiler = pytest.mark.skipif(not compiler.compiler_available(), reason=f"{compiler.PACKAGE} is not installed")
 
 
 @needs_compiler
@@ -31,9 +29,7 @@ def test_small_units_compile(unit: str, capability: int) -> None:
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", compiler.COMPUTE_CAPABILITIES)
-@pytest.mark.parametrize(
-    ("unit", "macros"), [(u, m) for u, each in MACROS.items() for m in each], ids=str
-)
+@pytest.mark.parametrize(("unit", "macros"), [(u, m) for u, each in MACROS.items() for m in each], ids=str)
 def test_large_units_compile(unit: str, macros: dict[str, int], capability: int) -> None:
     assert compiler.compile_unit(Unit(unit, macros), capability).startswith(b"\x7fELF")
 

@@ -327,9 +327,7 @@ class AttentionTwin(Twin[FlashAttention]):
     def forward_work(self, operation: FlashAttention, sizes: Sizes, tier: str) -> dict[str, BufferType]:
         return {"workspace": BufferType((SPARE,), "uint8")}
 
-    def backward_work(
-        self, operation: FlashAttention, sizes: Sizes, tier: str, shards: int
-    ) -> dict[str, BufferType]:
+    def backward_work(self, operation: FlashAttention, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         heads = Heads(operation.heads, operation.width, sizes.context, operation.probability)
         return {"workspace": BufferType((heads.backward_workspace(self._rows(heads, sizes.batch)),), "uint8")}
 
