@@ -6,7 +6,7 @@ no time, path or machine.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,6 +29,9 @@ from artifacts.store import Store
 
 Array = NDArray[Any]
 _T = TypeVar("_T")
+
+# Of a tensor's bytes in memory: a line of the processor's cache.
+_ALIGNMENT = 64
 
 # What one object costs on disk beside its content: header and the rest of its last block.
 _OBJECT_OVERHEAD = 4096
@@ -161,12 +164,13 @@ def allocate(manifest: Manifest, into: Mapping[str, Array], what: str) -> dict[s
     available = psutil.virtual_memory().available
     if needed > available:
         raise NoSpace(f"{what}: needs {needed} bytes of memory, {available} are available")
+    memory = _pieces([entry.nbytes for entry in manifest.tensors if entry.name not in into])
     tensors = {}
     for entry in manifest.tensors:
         dtype = np.dtype(entry.dtype).newbyteorder("<")
         given = into.get(entry.name)
         if given is None:
-            tensors[entry.name] = np.empty(entry.shape, dtype)
+            tensors[entry.name] = next(memory).view(dtype).reshape(entry.shape)
             continue
         if given.dtype != dtype or given.shape != entry.shape:
             raise InvalidInput(
@@ -177,6 +181,17 @@ def allocate(manifest: Manifest, into: Mapping[str, Array], what: str) -> dict[s
             raise InvalidInput(f"array for tensor {entry.name} is not C-contiguous and writable")
         tensors[entry.name] = given
     return tensors
+
+
+def _pieces(sizes: list[int]) -> Iterator[NDArray[np.uint8]]:
+    """Arrays of so many bytes, one after the other in one piece of memory: the system hands that out in few large
+    pages, which takes a third of the time of many small ones."""
+    memory = np.empty(sum(sizes) + len(sizes) * _ALIGNMENT, np.uint8)
+    at = 0
+    for size in sizes:
+        at += -(memory.ctypes.data + at) % _ALIGNMENT
+        yield memory[at : at + size]
+        at += size
 
 
 def parallel(task: Callable[[Any], _T], items: Iterable[Any], threads: int | None = None) -> list[_T]:

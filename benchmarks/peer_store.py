@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import blake3
-from trained_state import State, make_state
+from trained_state import State, make_state, touch_memory
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def measure_safetensors(path: Path, state: State, threads: int) -> dict[str, Any
         assert digest() == saved
         return load_file(path)
 
-    return both(path, save, load, safetensors.__version__)
+    return both(path, state, save, load, safetensors.__version__)
 
 
 def measure_torch(path: Path, state: State, threads: int) -> dict[str, Any]:
@@ -63,26 +63,24 @@ def measure_torch(path: Path, state: State, threads: int) -> dict[str, Any]:
         torch.save(tensors, path)
         sync(path)
 
-    return both(path, save, lambda: torch.load(path), torch.__version__)
+    return both(path, state, save, lambda: torch.load(path), torch.__version__)
 
 
-def both(path: Path, save: Callable[[], None], load: Callable[[], object], version: str) -> dict[str, Any]:
-    start, start_cpu = time.perf_counter(), time.process_time()
-    save()
-    saved, saved_cpu = time.perf_counter(), time.process_time()
-    loaded = load()
-    end, end_cpu = time.perf_counter(), time.process_time()
-    del loaded
-    size = path.stat().st_size
+def both(
+    path: Path, state: State, save: Callable[[], None], load: Callable[[], object], version: str
+) -> dict[str, Any]:
+    size = sum(array.nbytes for array in state.values())
+    report: dict[str, Any] = {"version": version}
+    for name, action in (("save", save), ("load", load)):
+        touch_memory(size)
+        start, start_cpu = time.perf_counter(), time.process_time()
+        result = action()
+        report[f"{name}_seconds"] = time.perf_counter() - start
+        report[f"{name}_cpu_seconds"] = time.process_time() - start_cpu
+        del result
+    report["bytes"] = path.stat().st_size
     path.unlink()
-    return {
-        "save_seconds": saved - start,
-        "save_cpu_seconds": saved_cpu - start_cpu,
-        "load_seconds": end - saved,
-        "load_cpu_seconds": end_cpu - saved_cpu,
-        "bytes": size,
-        "version": version,
-    }
+    return report
 
 
 def sync(path: Path) -> None:

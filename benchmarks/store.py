@@ -5,7 +5,8 @@
 
 The state is one of GPT-2's shape with moments, 1.5 GB unless --layers or --vocab say less. All save and load in turn,
 several rounds; ratios are taken round by round and their median is what counts. Files lie in --folder, which should be
-on the disk that matters; loads find them in the page cache, where saving left them. fsck is measured with the
+on the disk that matters; loads find them in the page cache, where saving left them, and every
+measurement finds memory that the machine has just had in hand (see `touch_memory`). fsck is measured with the
 cache dropped, against the lesser of two speeds: reading the same files cold, and decompressing and hashing them from
 memory on the same cores.
 """
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trained_state import State, make_state, steps_later
+from trained_state import State, make_state, steps_later, touch_memory
 
 from artifacts import Store, hash_bytes, load_bundle, open_run, save_bundle
 from artifacts.bundle import parallel
@@ -66,6 +67,7 @@ def fresh(folder: Path) -> Iterator[Store]:
 
 def measure_ours(folder: Path, state: State) -> dict[str, Any]:
     """One durable save and one verified load, then the second bundle of a state 100 steps on."""
+    raw = sum(array.nbytes for array in state.values())
     with fresh(folder) as store:
         name = ""
 
@@ -73,11 +75,14 @@ def measure_ours(folder: Path, state: State) -> dict[str, Any]:
             nonlocal name
             name = save_bundle(store, state, {})
 
+        touch_memory(raw)
         saved, saved_cpu = both_seconds(save)
         size = stored(store)
+        touch_memory(raw)
         loaded, loaded_cpu = both_seconds(lambda: load_bundle(store, name))
         later = {tensor: array.copy() for tensor, array in state.items()}
         steps_later(later, 100)
+        touch_memory(raw)
         again = seconds(lambda: save_bundle(store, later, {}))
         more = stored(store) - size
     return {

@@ -4,6 +4,7 @@ Weights are normal, first moments normal with a scale of their own per parameter
 over many powers of two. The lowest bits are random, as after real steps, so nothing compresses better than it would.
 """
 
+import mmap
 from typing import Any
 
 import numpy as np
@@ -53,3 +54,16 @@ def steps_later(state: State, steps: int) -> None:
             array += random.standard_normal(array.shape, np.float32) * np.float32(steps * 1e-5)
         else:
             array *= 1 + random.standard_normal(array.shape, np.float32) * np.float32(0.05)
+
+
+def touch_memory(size: int) -> None:
+    """Makes pages of `size` bytes and gives them back.
+
+    A virtual machine may have returned free memory to its host, and whoever touches it next waits for the host. Before
+    everything that is measured, here and in the peers' process, this has just been done.
+    """
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        for at in range(0, size, mmap.PAGESIZE):
+            memory[at] = 1

@@ -34,17 +34,20 @@ def second(z: Scalar) -> Scalar:
     return y ^ (y >> np.uint64(32))
 
 
+@device_function
+def with_element(a: Scalar, b: Scalar, index: Scalar, x: Scalar) -> tuple[Scalar, Scalar]:
+    """The two sums of a tensor with one more element in them."""
+    z = mix(index, bits_of_float32(x))
+    return a + z, b + second(z)
+
+
 @kernel
 def k_digest(x: Floats, sums: Sums) -> None:
     """sums [2] of a flat fp32 tensor."""
-    a = np.uint64(0)
-    b = np.uint64(0)
+    a = b = np.uint64(0)
     for i in range(x.size):
-        z = mix(i, bits_of_float32(x[i]))
-        a += z
-        b += second(z)
-    sums[0] = a
-    sums[1] = b
+        a, b = with_element(a, b, i, x[i])
+    sums[0], sums[1] = a, b
 
 
 def step_digest(step: int, loss: np.float32, sums: Sums) -> bytes:

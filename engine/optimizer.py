@@ -9,11 +9,11 @@ rounding, in the order written. Departure from the paper: the decay is multiplie
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from engine.digest import Sums, mix, second
-from engine.numerics.bits import bits_of_float32
+from engine.digest import Sums, with_element
 from engine.numerics.fixed_point import INFINITY_BITS, magnitude_bits
 from engine.numerics.jit import device_function, kernel
 from engine.numerics.sums import SUM_LANES, lanes_total
@@ -56,28 +56,29 @@ def k_grad_norm_final(partial: Doubles, lanes: Doubles) -> float:
     return np.sqrt(lanes_total(lanes))  # type: ignore[no-any-return]
 
 
+class Rule(NamedTuple):
+    """What AdamW does in one step to every element of one kind of parameter, as fp32 numbers."""
+
+    clip: Scalar
+    beta1: Scalar
+    rest1: Scalar  # 1 - beta1
+    beta2: Scalar
+    rest2: Scalar  # 1 - beta2
+    correction1: Scalar
+    correction2: Scalar
+    epsilon: Scalar
+    rate: Scalar
+    decay: Scalar
+
+
 @device_function
-def _updated(
-    w: Scalar,
-    g: Scalar,
-    m: Scalar,
-    v: Scalar,
-    clip: Scalar,
-    beta1: Scalar,
-    rest1: Scalar,
-    beta2: Scalar,
-    rest2: Scalar,
-    correction1: Scalar,
-    correction2: Scalar,
-    epsilon: Scalar,
-    rate: Scalar,
-    decay: Scalar,
-) -> tuple[Scalar, Scalar, Scalar]:
+def _updated(w: Scalar, g: Scalar, m: Scalar, v: Scalar, rule: Rule) -> tuple[Scalar, Scalar, Scalar]:
     """The new w, m, v of one element."""
-    x = g * clip
-    m = beta1 * m + rest1 * x
-    v = beta2 * v + rest2 * (x * x)
-    return w * decay - rate * ((m / correction1) / (np.sqrt(v / correction2) + epsilon)), m, v
+    x = g * rule.clip
+    m = rule.beta1 * m + rule.rest1 * x
+    v = rule.beta2 * v + rule.rest2 * (x * x)
+    step = (m / rule.correction1) / (np.sqrt(v / rule.correction2) + rule.epsilon)
+    return w * rule.decay - rule.rate * step, m, v
 
 
 @kernel
@@ -88,16 +89,7 @@ def k_adamw_check(
     v: Floats,
     first: Scalar,
     last: Scalar,
-    clip: Scalar,
-    beta1: Scalar,
-    rest1: Scalar,
-    beta2: Scalar,
-    rest2: Scalar,
-    correction1: Scalar,
-    correction2: Scalar,
-    epsilon: Scalar,
-    rate: Scalar,
-    decay: Scalar,
+    rule: Rule,
     flag: Longs,
     slot: Scalar,
 ) -> None:
@@ -105,12 +97,8 @@ def k_adamw_check(
     top = np.int32(0)
     w, g, m, v = w[first:last], g[first:last], m[first:last], v[first:last]
     for i in range(w.size):
-        wi, mi, vi = _updated(
-            w[i], g[i], m[i], v[i], clip, beta1, rest1, beta2, rest2, correction1, correction2, epsilon, rate, decay
-        )
-        top = max(top, magnitude_bits(wi))
-        top = max(top, magnitude_bits(mi))
-        top = max(top, magnitude_bits(vi))
+        for x in _updated(w[i], g[i], m[i], v[i], rule):
+            top = max(top, magnitude_bits(x))
     if top >= INFINITY_BITS:
         flag[slot] = 1
 
@@ -123,50 +111,28 @@ def k_adamw(
     v: Floats,
     first: Scalar,
     last: Scalar,
-    clip: Scalar,
-    beta1: Scalar,
-    rest1: Scalar,
-    beta2: Scalar,
-    rest2: Scalar,
-    correction1: Scalar,
-    correction2: Scalar,
-    epsilon: Scalar,
-    rate: Scalar,
-    decay: Scalar,
+    rule: Rule,
     sums: Sums,
 ) -> None:
     """Update elements first..last of one parameter's flat w, m, v; sums [3, 2] gets their part of the step digest."""
-    a0, b0 = np.uint64(0), np.uint64(0)
-    a1, b1 = np.uint64(0), np.uint64(0)
-    a2, b2 = np.uint64(0), np.uint64(0)
+    a_w = b_w = a_m = b_m = a_v = b_v = np.uint64(0)
     w, g, m, v = w[first:last], g[first:last], m[first:last], v[first:last]
     for i in range(w.size):
-        wi, mi, vi = _updated(
-            w[i], g[i], m[i], v[i], clip, beta1, rest1, beta2, rest2, correction1, correction2, epsilon, rate, decay
-        )
+        wi, mi, vi = _updated(w[i], g[i], m[i], v[i], rule)
         w[i] = wi
         m[i] = mi
         v[i] = vi
-        z = mix(first + i, bits_of_float32(wi))
-        a0 += z
-        b0 += second(z)
-        z = mix(first + i, bits_of_float32(mi))
-        a1 += z
-        b1 += second(z)
-        z = mix(first + i, bits_of_float32(vi))
-        a2 += z
-        b2 += second(z)
-    sums[0, 0] = a0
-    sums[0, 1] = b0
-    sums[1, 0] = a1
-    sums[1, 1] = b1
-    sums[2, 0] = a2
-    sums[2, 1] = b2
+        a_w, b_w = with_element(a_w, b_w, first + i, wi)
+        a_m, b_m = with_element(a_m, b_m, first + i, mi)
+        a_v, b_v = with_element(a_v, b_v, first + i, vi)
+    sums[0, 0], sums[0, 1] = a_w, b_w
+    sums[1, 0], sums[1, 1] = a_m, b_m
+    sums[2, 0], sums[2, 1] = a_v, b_v
 
 
 @dataclass(frozen=True)
 class AdamWConstants:
-    """The recipe's constants as the fp32 numbers that k_adamw takes."""
+    """The recipe's constants as fp32 numbers."""
 
     beta1: np.float32
     rest1: np.float32
@@ -184,15 +150,19 @@ class AdamWConstants:
             np.float32(train.epsilon),
         )
 
-    def arguments(self, clip: np.float32, values: StepValues, decayed: bool) -> tuple[np.float32, ...]:
-        """The scalar arguments of k_adamw from `clip` to `decay`."""
-        decay = values.decay if decayed else np.float32(1.0)
-        return (clip, self.beta1, self.rest1, self.beta2, self.rest2) + (
-            values.correction1,
-            values.correction2,
-            self.epsilon,
-            values.learning_rate,
-            decay,
+    def rule(self, clip: np.float32, values: StepValues, decayed: bool) -> Rule:
+        """What a step does to parameters that are decayed, or to those that are not."""
+        return Rule(
+            clip=clip,
+            beta1=self.beta1,
+            rest1=self.rest1,
+            beta2=self.beta2,
+            rest2=self.rest2,
+            correction1=values.correction1,
+            correction2=values.correction2,
+            epsilon=self.epsilon,
+            rate=values.learning_rate,
+            decay=values.decay if decayed else np.float32(1.0),
         )
 
 

@@ -6,7 +6,6 @@ at overlapping times get disjoint places; others may share. What lasts through t
 sets, the copy that is saved) lives from the first to the last time.
 """
 
-from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -16,10 +15,10 @@ from engine.backends.layout import CpuLayout, Layout
 from engine.errors import PlanRefused
 from engine.numerics.types import Floats
 from engine.operations.base import BufferType, Operation, Sizes
+from engine.placement import Storage, place
 from engine.program import BackwardStep, Parameter, Program, again_name
 from engine.spec import TrainSpec
 
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 Category = Literal["weights", "moments", "gradients", "derived", "activations", "attention", "workspace", "saving"]
 
 
@@ -89,16 +88,6 @@ def flat_layout(parameters: Iterable[Parameter]) -> tuple[dict[str, int], int]:
     return places, end
 
 
-class _Storage:
-    """One place that one or more buffers name, live from `first` to `last`."""
-
-    def __init__(self, size: int, first: int, last: int) -> None:
-        self.size = size
-        self.first = first
-        self.last = last
-        self.offset = 0
-
-
 def _second_half(program: Program) -> list[tuple[int, BackwardStep, Operation | None]]:
     """What runs after the forward half, each at its time: an operation of `again`, or (None) the step's backward."""
     steps: list[tuple[int, BackwardStep, Operation | None]] = []
@@ -114,14 +103,15 @@ class _Planner:
     def __init__(self, program: Program, sizes: Sizes, tier: str, layout: Layout) -> None:
         self.layout = layout
         self.program = program
+        self.recomputed = program.recomputed
         self.sizes = sizes
         self.tier = tier
         self.second_half = _second_half(program)
         self.end = self.second_half[-1][0]
-        self.named: dict[str, tuple[BufferType, Category, _Storage]] = {}
+        self.named: dict[str, tuple[BufferType, Category, Storage]] = {}
 
     def add(self, name: str, type: BufferType, category: Category, first: int, last: int) -> None:
-        self.named[name] = (type, category, _Storage(type.bytes, first, self._lingering(last)))
+        self.named[name] = (type, category, Storage(type.bytes, first, self._lingering(last)))
 
     def _lingering(self, last: int) -> int:
         """The time until which a buffer stays: in the backward half work may run beside the steps that follow."""
@@ -141,7 +131,7 @@ class _Planner:
     def activations(self) -> None:
         """Tensors of the forward half, and of what runs again in the backward half."""
         operations = self.program.operations
-        recomputed = self.program.recomputed
+        recomputed = self.recomputed
         last_use: dict[str, int] = {}
         for time, operation in enumerate(operations):
             for name in operation.inputs.values():
@@ -160,7 +150,7 @@ class _Planner:
 
     def _outputs(self, operation: Operation, time: int, last_use: dict[str, int], phase: str) -> None:
         """Outputs and scratch of one forward run of an operation."""
-        recomputed = self.program.recomputed if phase == "again" else frozenset()
+        recomputed = self.recomputed if phase == "again" else frozenset()
         for role, name in operation.outputs.items():
             category: Category = "attention" if role == "weights" else "activations"
             called = again_name(name) if name in recomputed else name
@@ -231,36 +221,9 @@ def make_plan(program: Program, train: TrainSpec, tier: str, threads: int, layou
     planner.activations()
     planner.gradients()
     planner.derived()
-    arena = _place([storage for _, _, storage in planner.named.values()])
+    arena = place(storage for _, _, storage in planner.named.values())
     buffers = {
         name: Buffer(name, type, category, storage.first, storage.last, storage.offset)
         for name, (type, category, storage) in planner.named.items()
     }
     return Plan(buffers, arena, sizes, tier, sets, places, elements)
-
-
-def _place(storages: list[_Storage]) -> int:
-    """Give each storage an offset: the longest-lived first, then the largest, each at the lowest place free then."""
-    placed: list[_Storage] = []
-    floor = 0  # below it stand those that live throughout, side by side
-    end = max(s.last for s in storages)
-    distinct = list(dict.fromkeys(storages))
-    lasting = [s for s in distinct if (s.first, s.last) == (0, end)]
-    for storage in sorted(lasting, key=lambda s: -s.size):
-        storage.offset = floor
-        floor += -(-storage.size // ALIGNMENT) * ALIGNMENT
-    total = floor
-    passing = [s for s in distinct if (s.first, s.last) != (0, end)]
-    for storage in sorted(passing, key=lambda s: (-(s.last - s.first), -s.size)):
-        size = -(-storage.size // ALIGNMENT) * ALIGNMENT
-        offset = floor
-        for other in placed:  # in order of their offsets
-            if other.last < storage.first or storage.last < other.first:
-                continue
-            if offset + size <= other.offset:
-                break
-            offset = max(offset, other.offset + -(-other.size // ALIGNMENT) * ALIGNMENT)
-        storage.offset = offset
-        total = max(total, offset + size)
-        insort(placed, storage, key=lambda s: s.offset)
-    return total

@@ -66,6 +66,11 @@ def say(text: str) -> None:
     _quietly(sys.stdout, lambda: print_line(sys.stdout, text))
 
 
+def say_aside(text: str) -> None:
+    """One line beside the output, to standard error."""
+    _quietly(sys.stderr, lambda: print_line(sys.stderr, text))
+
+
 def print_line(stream: TextIO, text: str) -> None:
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")

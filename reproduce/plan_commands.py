@@ -61,11 +61,15 @@ def plan(
     from reproduce.planning.report import limit_of, plan_for, refusal, refuse_early, report
     from reproduce.planning.sizes import parse_size
     from reproduce.project import Project
+    from reproduce.vocabulary import check_vocabulary, prepared_vocabulary
 
     if fix and model_file is None:
         raise click.UsageError("--fix mends a model's file: name it with --model FILE")
     project = Project.find()
     path, configuration = _planned(project, experiment, overrides, model_file, fix)
+    tokens = prepared_vocabulary(project.dataset, configuration.data)
+    if tokens is not None:
+        check_vocabulary(configuration.model, tokens)
     device = find_device(device_name or configuration.run.device)
     limit = limit_of(device, None if budget is None else parse_size(budget))
     refuse_early(configuration, limit)

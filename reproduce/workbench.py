@@ -1,5 +1,6 @@
 """A trainer with its data, ready to compute: what training, evaluation, sampling and verification share."""
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,10 +8,13 @@ from pathlib import Path
 
 from artifacts import Bundle
 from data_pipeline import Dataset, TextError, Tokenizer, TrainingOrder, ValidationWindows, open_dataset
+from engine.numerics.kernel_cache import FOLDER, nothing_compiled
 from engine.numerics.types import Words
 from engine.sampling import sample
-from engine.trainer import Trainer
-from reproduce.configuration import Configuration, SamplingSpec
+from engine.spec import TrainSpec
+from engine.trainer import BatchSource, Trainer
+from reproduce.configuration import Configuration, RunOptions, SamplingSpec
+from reproduce.display import say_aside
 from reproduce.errors import ConfigurationError
 from reproduce.state import Identity
 
@@ -122,16 +126,32 @@ def workbench_over(configuration: Configuration, dataset: Dataset) -> Iterator[W
     """The same over a dataset that is open."""
     check_dataset(configuration, dataset)
     model, train = configuration.model, configuration.train
-    trainer = Trainer(
-        model,
-        train,
-        configuration.tier,
-        TrainingOrder(dataset.train, model.context, train.batch, train.seed),
-        threads=configuration.run.thread_count(),
-        device=configuration.run.device,
-        recompute=configuration.recomputed_blocks,
-    )
+    order = TrainingOrder(dataset.train, model.context, train.batch, train.seed)
+    trainer = new_trainer(configuration, train, order)
     try:
         yield Workbench(configuration, dataset, identity_of(configuration, dataset), trainer)
     finally:
         trainer.close()
+
+
+def new_trainer(configuration: Configuration, train: TrainSpec, batches: BatchSource) -> Trainer:
+    """A trainer of this configuration but for `train`. The first one on a machine compiles, and it is said that it
+    does. Raises PlanRefused."""
+    if multiprocessing.parent_process() is None:  # else whoever started this process has said it
+        announce_compilation(configuration.run)
+    return Trainer(
+        configuration.model,
+        train,
+        configuration.tier,
+        batches,
+        threads=configuration.run.thread_count(),
+        device=configuration.run.device,
+        recompute=configuration.recomputed_blocks,
+    )
+
+
+def announce_compilation(run: RunOptions) -> None:
+    """Says what the long silence is for that comes next, if one does."""
+    if run.device == "cpu" and nothing_compiled():
+        often = "once" if FOLDER else "every time, as its cache cannot be written: let SAMEBITS_CACHE name a folder"
+        say_aside(f"compiling the CPU kernels for this machine: about a minute, {often}")

@@ -284,7 +284,7 @@ class CpuBackend:
         Returns the names of the parameters for which it would not be finite; then it has changed nothing.
         """
         clip = clip_factor(norm, self.train.clip_norm)
-        arguments = {decayed: self._constants.arguments(clip, values, decayed) for decayed in (False, True)}
+        rules = {decayed: self._constants.rule(clip, values, decayed) for decayed in (False, True)}
         checks: list[Task] = []
         tasks: list[Task] = []
         self._piece_flags[:] = 0
@@ -292,7 +292,7 @@ class CpuBackend:
             decayed = self.program.parameters[number].kind in self.train.decayed
             arrays = [a[start : start + size] for a in (self.flat["weights"], self.gradients[set])]
             arrays += [self.flat[name][start : start + size] for name in ("m", "v")]
-            common = (*arrays, first, last, *arguments[decayed])
+            common = (*arrays, first, last, rules[decayed])
             checks.append((k_adamw_check, (*common, self._piece_flags, i)))
             tasks.append((k_adamw, (*common, self._piece_sums[i])))
         self.team.run(checks)

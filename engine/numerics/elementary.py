@@ -297,12 +297,6 @@ def sin_cos64(x: Scalar) -> tuple[Scalar, Scalar]:
     return (y if inside else np.nan), (x_axis if inside else np.nan)
 
 
-@device_function
-def cos64(x: Scalar) -> Scalar:
-    """cos(x). Domain: `|x| <= 4`; anything else gives NaN."""
-    return sin_cos64(x)[1]
-
-
 def cosine_decay(t: int, total: int) -> float:
     """The factor `(1 + cos(pi t/total)) / 2` of a cosine schedule, for `0 <= t <= total < 2^53`.
 

@@ -113,19 +113,6 @@ def random_word(seed_low: Scalar, seed_high: Scalar, step: Scalar, site: Scalar,
     return upper if element & np.int64(2) else lower
 
 
-@device_function
-def dropout_keep(
-    seed_low: Scalar,
-    seed_high: Scalar,
-    step: Scalar,
-    site: Scalar,
-    element: Scalar,
-    threshold: Scalar,
-) -> Scalar:
-    """Whether dropout keeps this element: iff its word is at least `threshold`."""
-    return random_word(seed_low, seed_high, step, site, element) >= threshold
-
-
 def dropout_threshold(probability: float) -> np.uint32:
     """`floor(p * 2^32)` for p the shortest decimal that reads as `probability`, exactly.
 

@@ -140,6 +140,31 @@ def _quantise_depth(x: Floats, at: Scalar, width: Scalar, panels: Words, exponen
                 words[j] = 0
 
 
+@device_function
+def _products(
+    left: Words,
+    first: Scalar,
+    rows: Scalar,
+    exponents: Longs,
+    panel: Words,
+    inverses: Doubles,
+    scale: Scalar,
+    tile: Words,
+    out: Floats,
+    row: Scalar,
+    column: Scalar,
+    columns: Scalar,
+) -> None:
+    """out[row + i, column + j] = fp32(P * 2**-(s_i + s_j)) * scale for `rows` tokens from `first` of a left operand and
+    `columns` tokens of a panel; inverses[j] = 2**(8 - s_j)."""
+    multiply_tile(left[first:].ctypes.data, left.shape[1], 1, panel.ctypes.data, panel.shape[0], tile.ctypes.data)
+    for i in range(rows):
+        inverse = _inverse_of(exponents[first + i])
+        target, source = out[row + i, column : column + columns], tile[i]
+        for j in range(columns):
+            target[j] = np.float32(np.float64(source[j]) * inverse * inverses[j]) * scale
+
+
 @subroutine
 def _keep_row(
     keep: Floats,
@@ -204,7 +229,6 @@ def k_attn_fwd(
     tokens = qkv.shape[1]
     width = qkv.shape[2] // (3 * heads)
     inner = heads * width
-    stride = left.shape[1]
     weight_stride = weights.shape[1]
     sq, sk, sv, s0 = exponents[0], exponents[1], exponents[2], exponents[3]
     k_inverse, v_inverse = inverses[0], inverses[1]
@@ -224,21 +248,9 @@ def k_attn_fwd(
             rows = min(TILE_ROWS, tokens - i0)
             visible = i0 + rows
             for p in range(-(-visible // TILE_COLUMNS)):
-                multiply_tile(
-                    left[i0:].ctypes.data,
-                    stride,
-                    1,
-                    k_panels[p].ctypes.data,
-                    width,
-                    tile.ctypes.data,
-                )
-                for i in range(rows):
-                    q_inverse = _inverse_of(sq[i0 + i])
-                    start = p * TILE_COLUMNS
-                    row, source = scores[i, start : start + TILE_COLUMNS], tile[i]
-                    column_inverse = k_inverse[start : start + TILE_COLUMNS]
-                    for j in range(TILE_COLUMNS):
-                        row[j] = np.float32(np.float64(source[j]) * q_inverse * column_inverse[j]) * scale
+                j = p * TILE_COLUMNS
+                of_k = k_inverse[j : j + TILE_COLUMNS]
+                _products(left, i0, rows, sq, k_panels[p], of_k, scale, tile, scores, 0, j, TILE_COLUMNS)
             for i in range(rows):
                 query = i0 + i
                 row, words = scores[i, : query + 1], weights[i]
@@ -423,7 +435,7 @@ def k_attn_bwd(
     tokens = qkv.shape[1]
     width = qkv.shape[2] // (3 * heads)
     inner = heads * width
-    stride = lefts.shape[2]
+    one = np.float32(1.0)
     q_left, do_left = lefts[0], lefts[1]
     k_columns, v_columns = columns[0], columns[1]
     q_depth, k_depth, do_depth = depths[0], depths[1], depths[2]
@@ -467,38 +479,15 @@ def k_attn_bwd(
                 least_k = _least(sk, j0, cols)
                 # Scores in x_q and their gradients in x_k, tile by tile of the microkernel.
                 for r0 in range(0, rows, TILE_ROWS):
+                    i, some = i0 + r0, min(TILE_ROWS, rows - r0)
                     for c0 in range(0, cols, TILE_COLUMNS):
-                        part = min(TILE_COLUMNS, cols - c0)
-                        panel = (j0 + c0) // TILE_COLUMNS
+                        j, part = j0 + c0, min(TILE_COLUMNS, cols - c0)
+                        panel = j // TILE_COLUMNS
                         if not stored.size:
-                            multiply_tile(
-                                q_left[i0 + r0 :].ctypes.data,
-                                stride,
-                                1,
-                                k_columns[panel].ctypes.data,
-                                width,
-                                tile.ctypes.data,
-                            )
-                            column_inverse = k_inverse[j0 + c0 : j0 + c0 + part]
-                            for r in range(min(TILE_ROWS, rows - r0)):
-                                up = _inverse_of(sq[i0 + r0 + r])
-                                target, source = x_q[r0 + r, c0 : c0 + part], tile[r]
-                                for c in range(part):
-                                    target[c] = np.float32(np.float64(source[c]) * up * column_inverse[c]) * scale
-                        multiply_tile(
-                            do_left[i0 + r0 :].ctypes.data,
-                            stride,
-                            1,
-                            v_columns[panel].ctypes.data,
-                            width,
-                            tile.ctypes.data,
-                        )
-                        column_inverse = v_inverse[j0 + c0 : j0 + c0 + part]
-                        for r in range(min(TILE_ROWS, rows - r0)):
-                            up = _inverse_of(sdo[i0 + r0 + r])
-                            target, source = x_k[r0 + r, c0 : c0 + part], tile[r]
-                            for c in range(part):
-                                target[c] = np.float32(np.float64(source[c]) * up * column_inverse[c])
+                            of_k = k_inverse[j : j + part]
+                            _products(q_left, i, some, sq, k_columns[panel], of_k, scale, tile, x_q, r0, c0, part)
+                        of_v = v_inverse[j : j + part]
+                        _products(do_left, i, some, sdo, v_columns[panel], of_v, one, tile, x_k, r0, c0, part)
                 for r in range(rows):
                     query = i0 + r
                     seen = min(cols, query + 1 - j0)

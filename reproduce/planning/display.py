@@ -14,7 +14,7 @@ from reproduce.planning.devices import Device
 from reproduce.planning.items import TITLES, Item
 from reproduce.planning.rates import Rate
 from reproduce.planning.remedies import Remedy
-from reproduce.planning.report import Limit, Report
+from reproduce.planning.report import Limit, Report, describe_largest
 from reproduce.planning.sizes import size
 
 _PLAIN_WIDTH = 118
@@ -46,6 +46,7 @@ def show_report(console: Console, found: Report, name: str, limit: Limit, rate: 
 
 
 def show_fits(console: Console, found: Report, limit: Limit) -> None:
+    console.print(f"largest item: {describe_largest(found)}")
     console.print(
         f"fits: {size(found.peak)} needed, {limit.what} {size(limit.bytes)}, {size(limit.bytes - found.peak)} left",
         style="green",
@@ -70,6 +71,8 @@ def show_refusal(console: Console, message: str, remedies: Sequence[Remedy]) -> 
     table.add_column("", justify="right")
     table.add_column("change")
     table.add_column("then needs", justify="right")
+    table.add_column("enough")
+    table.add_column("operations", justify="right")
     table.add_column("bits")
     number = 0
     for remedy in remedies:
@@ -78,12 +81,14 @@ def show_refusal(console: Console, message: str, remedies: Sequence[Remedy]) -> 
             str(number) if remedy.fits else "",
             Text(remedy.says),
             Text(size(remedy.peak), style="green" if remedy.fits else "red"),
+            "yes" if remedy.fits else "no",
+            f"{remedy.more_operations:+.1%}".replace("%", " %"),
             "change" if remedy.changes_bits else "stay the same",
             style=None if remedy.fits else "dim",
         )
     console.print(table)
     if number:
-        console.print("--apply N writes change N to params.yaml; those without a number do not suffice alone")
+        console.print("--apply N writes change N to params.yaml")
 
 
 def _memory_table(found: Report, limit: Limit) -> Table:
@@ -164,6 +169,11 @@ def _totals(found: Report, rate: Rate | None) -> Table:
     steps = work.steps
     table.add_row("tokens", f"{work.tokens:,}", f"{work.tokens * steps:,}", "")
     table.add_row("operations", _count(work.operations), _count(work.operations * steps), "in matrix products")
+    if work.again:
+        share = f"of these: blocks computed again, {work.again / (work.operations - work.again):.1%} more".replace(
+            "%", " %"
+        )
+        table.add_row("", _count(work.again), _count(work.again * steps), share)
     table.add_row(
         "memory traffic", size(work.bytes), size(work.bytes * steps), "every operand once for every operation"
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from engine.numerics.types import Words
-from engine.trainer import Trainer
 from reproduce import outputs
 from reproduce.configuration import Configuration
 from reproduce.environment import hardware_class
 from reproduce.state import hash_of
+from reproduce.workbench import new_trainer
 
 _FILE = "rates.json"
 _STEPS = 3
@@ -39,17 +39,9 @@ def read_rate(private: Path, configuration: Configuration) -> Rate | None:
 
 def measure(private: Path, configuration: Configuration) -> Rate:
     """Train a few steps on random tokens, and remember the rate. Raises PlanRefused."""
-    model, run = configuration.model, configuration.run
+    model = configuration.model
     train = configuration.train.model_copy(update={"steps": max(configuration.train.steps, _STEPS + 1)})
-    trainer = Trainer(
-        model,
-        train,
-        configuration.tier,
-        _Anything(model.vocab),
-        threads=run.thread_count(),
-        device=run.device,
-        recompute=configuration.recomputed_blocks,
-    )
+    trainer = new_trainer(configuration, train, _Anything(model.vocab))
     try:
         trainer.initialise()
         trainer.train_step()  # compiles

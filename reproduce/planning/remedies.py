@@ -17,25 +17,29 @@ from reproduce.configuration_file import rewrite
 from reproduce.errors import ConfigurationError, ReproduceError
 from reproduce.planning.devices import Device
 from reproduce.planning.report import Limit, plan_for
+from reproduce.planning.work import work_of
 
 Changes = Mapping[tuple[str, ...], int | str]
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """Changes of the configuration. peak: bytes that the changed plan needs."""
+    """Changes of the configuration. peak: bytes that the changed plan needs. more_operations: what a step computes more
+    than now, as a part of what it computes now; negative if less."""
 
     changes: Changes
     says: str
     peak: int
     fits: bool
     changes_bits: bool
+    more_operations: float
 
     def to_json(self) -> dict[str, Any]:
         return {
             "changes": {".".join(path): value for path, value in self.changes.items()},
             "changes_bits": self.changes_bits,
             "fits": self.fits,
+            "more_operations": self.more_operations,
             "peak": self.peak,
             "says": self.says,
         }
@@ -102,6 +106,7 @@ def find_remedies(configuration: Configuration, device: Device, limit: Limit) ->
     """
     planner = _Planner(configuration, device, limit)
     present = planner.peak({})
+    assert present is not None
     alone = {
         family: remedy
         for family in FAMILIES
@@ -147,7 +152,7 @@ class _Planner:
         self.configuration = configuration
         self.device = device
         self.limit = limit
-        self.peaks: dict[tuple[tuple[tuple[str, ...], int | str], ...], int | None] = {}
+        self.known: dict[tuple[tuple[tuple[str, ...], int | str], ...], _Needs | None] = {}
 
     def gentlest(self, family: Family, with_changes: Changes) -> Remedy | None:
         """The first member that fits, or the strongest if none does; None if it has no members that can be planned."""
@@ -155,15 +160,30 @@ class _Planner:
         members = [m for m in members[-1:] if self.peak(m) is not None] and members
         if not members:
             return None
+        return self.plan(members[self._first_that_fits(members)], family.says, family.changes_bits)
+
+    def _first_that_fits(self, members: Sequence[Changes]) -> int:
+        """Its number, or the last one's if that does not fit either; peaks fall from one member to the next.
+
+        Planning a deep model takes a while, so the search guesses where a line between the known peaks meets the limit.
+        """
         first, last = 0, len(members) - 1
+        high = self.peak({})
+        low = self.peak(members[last])
+        assert low is not None
+        if low > self.limit.bytes:
+            return last
         while first < last:
             middle = (first + last) // 2
+            if high is not None and high > self.limit.bytes:
+                middle = first + (high - self.limit.bytes) * (last - first) // (high - low)
+                middle = min(max(middle, first), last - 1)
             peak = self.peak(members[middle])
             if peak is not None and peak <= self.limit.bytes:
-                last = middle
+                last, low = middle, peak
             else:
-                first = middle + 1
-        return self.plan(members[first], family.says, family.changes_bits)
+                first, high = middle + 1, peak
+        return first
 
     def combined(self, says: str, neutral: Changes, families: Sequence[Family]) -> list[Remedy]:
         """What fits of: the neutral changes together, and these with each of the families that do change bits."""
@@ -174,25 +194,45 @@ class _Planner:
         return [remedy for remedy in tried if remedy.fits]
 
     def plan(self, changes: Changes, says: str, changes_bits: bool) -> Remedy:
-        peak = self.peak(changes)
-        assert peak is not None
-        return Remedy(changes, _sentence(changes, says), peak, peak <= self.limit.bytes, changes_bits)
+        needs, present = self.needs(changes), self.needs({})
+        assert needs is not None and present is not None
+        return Remedy(
+            changes,
+            _sentence(changes, says),
+            needs.peak,
+            needs.peak <= self.limit.bytes,
+            changes_bits,
+            needs.operations / present.operations - 1,
+        )
 
     def peak(self, changes: Changes) -> int | None:
-        """Bytes that the changed plan needs; None if the changed configuration is not a usable one."""
+        needs = self.needs(changes)
+        return None if needs is None else needs.peak
+
+    def needs(self, changes: Changes) -> "_Needs | None":
+        """What the changed plan needs; None if the changed configuration is not a usable one."""
         key = tuple(changes.items())
-        if key not in self.peaks:
+        if key not in self.known:
             try:
-                _, plan = plan_for(changed(self.configuration, changes), self.device)
-                self.peaks[key] = plan.arena_bytes
+                configuration = changed(self.configuration, changes)
+                program, plan = plan_for(configuration, self.device)
+                self.known[key] = _Needs(plan.arena_bytes, work_of(program, configuration.train).operations)
             except (ConfigurationError, EngineError):
-                self.peaks[key] = None
-        return self.peaks[key]
+                self.known[key] = None
+        return self.known[key]
 
 
-def _helps(remedy: Remedy, present: int | None) -> bool:
+@dataclass(frozen=True)
+class _Needs:
+    """peak: bytes. operations: of one step."""
+
+    peak: int
+    operations: int
+
+
+def _helps(remedy: Remedy, present: int) -> bool:
     """Whether it saves a hundredth of what is needed now, or suffices."""
-    return remedy.fits or present is None or remedy.peak < present - present // 100
+    return remedy.fits or remedy.peak < present - present // 100
 
 
 def _sentence(changes: Changes, says: str) -> str:

@@ -16,7 +16,7 @@ from reproduce.planning.work import Work, work_of
 from reproduce.state import hash_of
 
 _LASTING = 4 * (1 + 2 + 1)  # bytes for each parameter, at the least: weights, moments, gradients
-_DEEP = 32  # layers from which planning takes seconds
+_DEEP = 32  # layers from which to plan once for each remedy takes seconds
 
 _STATE_BYTES = 12  # of a bundle for each parameter: weight, m and v in fp32
 _HISTORY_BYTES = 36  # of a bundle for each step done: loss and digest
@@ -73,6 +73,7 @@ class Report:
                 "by_category": self.memory.by_category(),
                 "fullest": self.memory.moment,
                 "gaps": self.memory.gaps,
+                "largest": describe_largest(self),
                 "items": [{**asdict(item), "bytes": item.bytes} for item in self.memory.items],
                 "total": self.peak,
                 "without_sharing": self.memory.shared,
@@ -88,6 +89,7 @@ class Report:
                 "per_step": {
                     "bytes": self.work.bytes,
                     "operations": self.work.operations,
+                    "operations_computed_again": self.work.again,
                     "tokens": self.work.tokens,
                 },
                 "steps": self.work.steps,
@@ -210,4 +212,20 @@ def describe_largest(found: Report) -> str:
     numbers = {"float32": "floats", "float64": "doubles"}.get(item.dtype, item.dtype)
     one = "a layer" if item.layered else "each"
     each = f"{size(item.each)} {one}, {size(item.bytes)} in all" if item.count > 1 else size(item.bytes)
-    return f"{TITLES[item.category]} ({item.kind}: {shape} {numbers}, {each})"
+    return f"{TITLES[item.category]} ({item.kind}: {shape} {numbers}, {each}){_whole_batch(found, numbers)}"
+
+
+def _whole_batch(found: Report, numbers: str) -> str:
+    """What the largest item would take if the whole batch were computed at once; empty if it is, or if the item does
+    not grow with the rows."""
+    item = found.memory.largest()
+    rows, batch = found.plan.sizes.batch, found.configuration.train.batch
+    if rows == batch or item.category not in ("activations", "attention") or item.shape[0] != rows:
+        return ""
+    shape = "·".join(str(length) for length in (batch, *item.shape[1:]))
+    each, total = item.each * batch // rows, item.bytes * batch // rows
+    one = f"{size(each)} {'a layer' if item.layered else 'each'}, " if item.count > 1 else ""
+    return (
+        f", as {rows} of the {batch} rows of a batch are computed at once. The whole batch at once would take "
+        f"{shape} {numbers}, {one}{size(total)} in all"
+    )

@@ -16,12 +16,16 @@ def size(value: int) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `4GiB`, `1.5 GiB`, `512MiB` or `1000000`. Raises ReproduceError for anything else."""
+    """Bytes of `4GiB`, `1.5 GiB`, `512MiB` or `1000000B`. Raises ReproduceError for anything else."""
     unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
     whole, point, part = text.removesuffix(unit).strip().partition(".")
     digits = whole + part
-    if digits.isascii() and digits.isdecimal() and whole and bool(point) == bool(part) and len(digits) <= _DIGITS:
-        value: int = int(digits) * _UNITS.get(unit, 1) // int(10 ** len(part))
+    number = digits.isascii() and digits.isdecimal() and whole and bool(point) == bool(part)
+    if number and unit and len(digits) <= _DIGITS:
+        value: int = int(digits) * _UNITS[unit] // int(10 ** len(part))
         if value <= _LARGEST:
             return value
-    raise ReproduceError(f"expected a size such as 4GiB, 512MiB or 1000000, found {text[:40]!r}")
+    remedy = f": write {text.strip()}GiB or whatever the unit is" if number and not unit and len(digits) < 7 else ""
+    raise ReproduceError(
+        f"expected a size with its unit, such as 4GiB or 512MiB ({', '.join(_UNITS)}), found {text[:40]!r}{remedy}"
+    )

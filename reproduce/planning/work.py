@@ -17,12 +17,14 @@ class Work:
     """Of one optimizer step, and of `steps`.
 
     operations: multiplications and additions in matrix products, backward included; what is elementwise is a small part
-    beside them and not counted. bytes: tensors, parameters and optimizer state that the operations read and write, each
-    once for each operation that does: what has to go through memory at the least, if no operations are fused.
+    beside them and not counted. again: those of them that blocks computed again take. bytes: tensors, parameters and
+    optimizer state that the operations read and write, each once for each operation that does: what has to go through
+    memory at the least, if no operations are fused.
     """
 
     tokens: int
     operations: int
+    again: int
     bytes: int
     steps: int
 
@@ -31,13 +33,14 @@ def work_of(program: Program, train: TrainSpec) -> Work:
     """The work of training, whatever the number of shards and threads."""
     sizes = Sizes(batch=train.batch, context=program.spec.context, threads=1)
     optimizer = 7 * 4 * sum(prod(p.shape) for p in program.parameters)  # reads w, m, v, g; writes w, m, v
-    again = [operation for step in program.backward for operation in step.again]
+    repeated = [operation for step in program.backward for operation in step.again]
+    again = sum(_operations(o, sizes)[0] for o in repeated)
     return Work(
         tokens=train.batch * program.spec.context,
-        operations=sum(sum(_operations(o, sizes)) for o in program.operations)
-        + sum(_operations(o, sizes)[0] for o in again),
+        operations=sum(sum(_operations(o, sizes)) for o in program.operations) + again,
+        again=again,
         bytes=sum(sum(_bytes(program, o, sizes)) for o in program.operations)
-        + sum(_bytes(program, o, sizes)[0] for o in again)
+        + sum(_bytes(program, o, sizes)[0] for o in repeated)
         + optimizer,
         steps=train.steps,
     )

@@ -20,7 +20,7 @@ from reproduce.verification.integrity import Claims, read_claims
 from reproduce.verification.replay import OnStep, Replay
 from reproduce.verification.segments import Segment
 from reproduce.verification.verdict import Findings
-from reproduce.workbench import workbench_over
+from reproduce.workbench import announce_compilation, workbench_over
 
 _LOOK_SECONDS = 0.5
 _counts: Any = None
@@ -66,10 +66,18 @@ def in_turn(
             on_end(segment, Replay(store, claims, workbench, segment, tolerance, on_step).run())
 
 
+def thread_shares(tasks: int, jobs: int, cores: int) -> list[int]:
+    """Threads for each of `tasks`, which take turns at the cores, `jobs` at a time. What is left for the last turn are
+    perhaps fewer: then each has more."""
+    rest = tasks % jobs
+    return [max(1, cores // jobs)] * (tasks - rest) + [max(1, cores // max(1, rest))] * rest
+
+
 def side_by_side(
     tasks: Sequence[Task], jobs: int, display: Display, on_end: Callable[[Segment, Findings], None]
 ) -> None:
     """`jobs` at a time. Findings are handed on in the order of the segments."""
+    announce_compilation(tasks[0].options)
     context = multiprocessing.get_context("spawn")
     counts, losses = context.Array("q", len(tasks)), context.Array("d", len(tasks))
     with ProcessPoolExecutor(jobs, context, _begin, (counts, losses)) as pool:

@@ -31,7 +31,7 @@ from reproduce.verification.datasets import Found, find_dataset, look_for_datase
 from reproduce.verification.distances import Tolerance
 from reproduce.verification.expectation import Expectation, expectation
 from reproduce.verification.integrity import Claims, check_bundles, read_claims
-from reproduce.verification.jobs import SegmentFailed, Task, in_turn, side_by_side
+from reproduce.verification.jobs import SegmentFailed, Task, in_turn, side_by_side, thread_shares
 from reproduce.verification.lines import difference_lines, distance_lines
 from reproduce.verification.lock import check_lock_of_dataset
 from reproduce.verification.segments import Segment, choose, parse_steps, pieces, whole
@@ -293,20 +293,27 @@ class _Verification:
     ) -> list[Task]:
         """One for each segment; the cores are divided among the jobs."""
         options = claims.configuration.run
-        threads = max(1, options.thread_count() // jobs)
+        shares = thread_shares(len(segments), jobs, options.thread_count())
         configuration = claims.configuration
         program = build_program(configuration.model, configuration.recomputed_blocks)
-        needed = jobs * make_plan(program, configuration.train, configuration.tier, threads).arena_bytes
+        needed = jobs * make_plan(program, configuration.train, configuration.tier, max(shares)).arena_bytes
         available = find_device("cpu").memory
         if needed > available:
             raise PlanRefused(
                 f"{jobs} jobs need {size(needed)} of memory together, {size(available)} are available: "
                 f"give --jobs {max(1, jobs * available // needed)}"
             )
-        options = options.model_copy(update={"threads": threads})
         return [
-            Task(number, self.store.path, claims.name, found.folder, options, segment, expected.tolerance)
-            for number, segment in enumerate(segments)
+            Task(
+                number,
+                self.store.path,
+                claims.name,
+                found.folder,
+                options.model_copy(update={"threads": threads}),
+                segment,
+                expected.tolerance,
+            )
+            for number, (segment, threads) in enumerate(zip(segments, shares, strict=True))
         ]
 
 

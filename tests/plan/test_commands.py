@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline import fetch, prepare
 from reproduce.cli import main
 from reproduce.configuration import load_configuration
 from reproduce.model.code import write_code
@@ -50,6 +51,54 @@ def test_plan_refuses_with_remedies(project: Path, capsys: pytest.CaptureFixture
     assert "--apply N writes change N" in out
 
 
+def test_plan_says_what_the_whole_batch_would_take(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The classic in its 8 shards: accepted, and what makes the difference is named."""
+    assert main(["plan", "char-4.8m", "--budget", "4GiB", *CLASSIC[:6]]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "largest item: attention buffers (attn.weights: 8·8·512·512 floats, 64.0 MiB a layer, 384.0 MiB in" in out
+    assert "The whole batch at once would take 64·8·512·512 floats, 512.0 MiB a layer, 3.0 GiB in all" in out
+    assert "fits: " in out
+
+
+def test_plan_marks_what_does_not_suffice(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "char-4.8m", "--budget", "60MiB", *CLASSIC]) == 5
+    out = capsys.readouterr().out
+    table = out.partition("What would help")[2].splitlines()
+    changes = [line.split() for line in table if "MiB " in line]
+    assert changes
+    assert all("no" in words and "yes" not in words for words in changes)
+    assert "No single change makes it fit" in out and "--apply" not in out
+
+
+def test_plan_states_the_cost_of_recomputation(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "char-4.8m", "-S", "run.recompute=6"]) == 0
+    assert "of these: blocks computed again, 33.2 % more" in capsys.readouterr().out
+    assert main(["plan", "char-4.8m"]) == 0
+    assert "computed again" not in capsys.readouterr().out
+
+
+def test_plan_of_too_small_a_vocabulary(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused as soon as the dataset is there, and only if it is this configuration's."""
+    (project / "text.txt").write_text("to be or not to be, that is it\n" * 400, encoding="utf-8", newline="")
+    source = "data.sources=[{kind: file, paths: [text.txt]}]"
+    configuration = load_configuration(project / "params.yaml", [source])
+    small = ["plan", "-S", source, "-S", "model.vocab=12"]
+    assert main(small) == 0
+    fetch(configuration.data, project / "data" / "raw", project)
+    prepare(configuration.data, project / "data" / "raw", project / "data" / "dataset")
+    capsys.readouterr()
+    assert main(small) == 2
+    assert capsys.readouterr().err == (
+        "reproduce: model.vocab: expected at least the tokenizer's 13 tokens, found 12: set model.vocab=13\n"
+    )
+    assert main(["plan", "-S", source, "-S", "model.vocab=13"]) == 0
+    assert main(["plan", "-S", "model.vocab=12"]) == 0
+    assert main([*small, "-S", "data.tokenizer={kind: bpe, vocabulary: 300}"]) == 0
+    (project / "data" / "dataset" / "manifest.json").write_bytes(b"{}")
+    assert main(small) == 4
+    assert "manifest.json" in capsys.readouterr().err
+
+
 def test_plan_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "char-4.8m", "--budget", "4GiB", "--json", *CLASSIC]) == 5
     found = json.loads(capsys.readouterr().out)
@@ -63,9 +112,7 @@ def test_plan_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_plan_applies_a_remedy(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "char-4.8m", "--budget", "4GiB", "--apply", "1", *CLASSIC]) == 0
-    assert capsys.readouterr().out == (
-        "params.yaml now has compute attention weights again: model.attention=tiled\n"
-    )
+    assert capsys.readouterr().out == ("params.yaml now has compute attention weights again: model.attention=tiled\n")
     written = load_configuration(project / "params.yaml")
     assert (written.model.attention, written.train.batch, written.model.context) == ("tiled", 64, 512)
     assert main(["plan", "--budget", "4GiB"]) == 0
@@ -148,7 +195,8 @@ def test_model_check(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "says"),
     [
         (["plan", "--fix"], "--fix mends a model's file: name it with --model FILE"),
-        (["plan", "--budget", "much"], "expected a size such as 4GiB"),
+        (["plan", "--budget", "much"], "expected a size with its unit, such as 4GiB"),
+        (["plan", "--budget", "4"], "found '4': write 4GiB or whatever the unit is"),
         (["plan", "--device", "abacus"], "there is no 'abacus' in the list of devices"),
         (["plan", "--model", "absent"], "absent: cannot be read: No such file or directory"),
         (["plan", "--apply", "1"], "--apply 1: the plan fits as it is, there is nothing to apply"),

@@ -19,7 +19,7 @@ SYNTAX = [
     ("d = 256;", "d == 256;", "line 2, column 6: expected a value, found ="),
     ("d = 256;", "d = 256 8;", "line 2, column 11: expected an operator, (, ; or the end of the line, found a whole"),
     ("d = 256;", "d = ;", "line 2, column 7: expected a value, found ;"),
-    ("d = 256;", "d = 'x';", "line 2, column 7: expected a value, found the character \"'\""),
+    ("d = 256;", "d = 'x';", 'line 2, column 7: expected a value, found the character "\'"'),
     ("d = 256;", "d = 256 / 2;", "found the character '/'"),
     ("layers:", "layers", "line 4, column 16: expected :, found the end of the line"),
     ("repeat layers:", "repeat layers: x = x", "line 4, column 18: expected the end of the line, found the name x"),
@@ -80,9 +80,9 @@ OFFERED = [
     ("hidden=4 * d,", "hidden=4 * d, bias=false,", "expected all linear layers with a bias or none, found true for t"),
     ("mlp(norm(x)", "mlp(norm(x, parameters=false)", "expected all norms with parameters or none, found true for norm"),
     ("  repeat layers:\n", "  repeat 2:\n   repeat 3:\n", "line 4, column 3: a repeat within a repeat: the engine ha"),
-    ("  logits", "  repeat 2:\n    x = x + mlp(norm(x), hidden=1, activation=\"relu\")\n  logits", "a second repeat:"),
+    ("  logits", '  repeat 2:\n    x = x + mlp(norm(x), hidden=1, activation="relu")\n  logits', "a second repeat:"),
     ("    x = x + attention", "    x = x + x\n    x = x + attention", "expected one attention and one mlp in each ro"),
-    ("x + attention", "x + mlp(norm(x), hidden=1, activation=\"relu\") + attention", "one attention and one mlp"),
+    ("x + attention", 'x + mlp(norm(x), hidden=1, activation="relu") + attention', "one attention and one mlp"),
 ]
 
 

@@ -87,7 +87,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         Source.read(Path("/dev/zero"))
 
 
-WORDS = [*"()=,:;+-*\n\"#.", "  ", "\n    ", "model", "repeat", "true", "false", "M", "x", "d", "0", "1", "2147483647"]
+WORDS = [*'()=,:;+-*\n"#.', "  ", "\n    ", "model", "repeat", "true", "false", "M", "x", "d", "0", "1", "2147483647"]
 WORDS += ["1.5", '"gelu"', "tokens", "token_embed", "learned_pos", "attention", "mlp", "norm", "head"]
 WORDS += ["dropout", "logits"]
 

@@ -16,6 +16,7 @@ from reproduce.planning.remedies import FAMILIES, Remedy, apply_remedy, changed,
 from reproduce.planning.report import (
     Limit,
     Report,
+    describe_largest,
     disk_of,
     limit_of,
     plan_for,
@@ -90,6 +91,25 @@ def test_the_classic_in_shards_fits() -> None:
     found = planned("char-4.8m", *CLASSIC)
     assert found.memory.by_category()["attention"] == 6 * 512 * 2**20 // 8
     assert refusal(found, limit_of(CPU, 4 * GIB)) is None
+    assert describe_largest(found) == (
+        "attention buffers (attn.weights: 8·8·512·512 floats, 64.0 MiB a layer, 384.0 MiB in all), as 8 of the 64 rows "
+        "of a batch are computed at once. The whole batch at once would take 64·8·512·512 floats, 512.0 MiB a layer, "
+        "3.0 GiB in all"
+    )
+
+
+@pytest.mark.parametrize("name", ["tiny", "char-4.8m", "gpt2-124m"])
+def test_the_whole_batch_at_once_takes_what_is_said(name: str) -> None:
+    """What is said of the largest item of a shard is what the plan of one shard has."""
+    one = planned(name, "train.shards=1")
+    parts = planned(name)
+    item = parts.memory.largest()
+    if "whole batch" in (said := describe_largest(parts)):
+        (same,) = [i for i in one.memory.items if (i.kind, i.category) == (item.kind, item.category)]
+        assert f"{size(same.each)} a layer, {size(same.bytes)} in all" in said
+    else:
+        assert item.category not in ("activations", "attention")
+    assert "whole batch" not in describe_largest(one)
 
 
 def test_a_small_batch_fits_two_gibibytes() -> None:
@@ -137,6 +157,18 @@ def test_remedies_change_bits_as_they_say(classic: tuple[Configuration, list[Rem
     configuration, remedies = classic
     for remedy in remedies:
         assert remedy.changes_bits == (changed(configuration, remedy.changes).identity() != configuration.identity())
+
+
+def test_remedies_say_what_they_cost(classic: tuple[Configuration, list[Remedy]]) -> None:
+    configuration, remedies = classic
+    now = report(configuration, CPU).work.operations
+    for remedy in remedies:
+        then = report(changed(configuration, remedy.changes), CPU).work.operations
+        assert remedy.more_operations == then / now - 1
+    by_key = {path: remedy.more_operations for remedy in remedies for path in remedy.changes}
+    assert by_key["run", "recompute"] > 0 and by_key["model", "attention"] > 0
+    assert by_key["train", "shards"] == 0
+    assert by_key["train", "batch"] == -0.5
 
 
 def test_remedies_are_ranked(classic: tuple[Configuration, list[Remedy]]) -> None:
@@ -216,7 +248,7 @@ def test_apply_to_a_file_that_differs_in_more(tmp_path: Path) -> None:
     configuration = configured("tiny", "train.decayed=[matrix, norm]")
     path = tmp_path / "params.yaml"
     path.write_bytes(PATHS["tiny"].read_bytes())
-    remedy = Remedy({("train", "shards"): 4}, "more shards", 0, True, True)
+    remedy = Remedy({("train", "shards"): 4}, "more shards", 0, True, True, 0.0)
     with pytest.raises(ConfigurationError, match="expected to change single values in it, more differs"):
         apply_remedy(path, configuration, remedy)
 
@@ -243,16 +275,25 @@ def test_the_lower_of_budget_and_device_holds() -> None:
 
 @pytest.mark.parametrize(
     ("text", "bytes_"),
-    [("4GiB", 4 * GIB), ("512 MiB", 2**29), ("1000000", 10**6), ("1.5GiB", 3 * 2**29), ("7B", 7), ("0.5KiB", 512)],
+    [("4GiB", 4 * GIB), ("512 MiB", 2**29), ("1000000B", 10**6), ("1.5GiB", 3 * 2**29), ("7B", 7), ("0.5KiB", 512)],
 )
 def test_sizes(text: str, bytes_: int) -> None:
     assert parse_size(text) == bytes_
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "4GB", "-1", "4 G", "1e9", "1.GiB", ".5GiB", "٤GiB", "9" * 5000, "inf"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "4GB", "-1", "4 G", "1e9", "1.GiB", ".5GiB", "٤GiB", "9" * 5000, "inf", "9" * 30 + "GiB"]
+)
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ReproduceError, match=r"^expected a size such as 4GiB, 512MiB or 1000000, found "):
+    with pytest.raises(ReproduceError, match=r"^expected a size with its unit, such as 4GiB or 512MiB \(.*, found "):
         parse_size(text)
+
+
+@pytest.mark.parametrize("number", ["4", "4.5", " 512 "])
+def test_a_number_without_its_unit_is_no_size(number: str) -> None:
+    """It would be bytes to one reader and gibibytes to another."""
+    with pytest.raises(ReproduceError, match=f"found '{number}': write {number.strip()}GiB or whatever the unit is"):
+        parse_size(number)
 
 
 @given(st.integers(0, 2**60))
@@ -292,7 +333,8 @@ def test_work_counts_the_products() -> None:
     again = work_of(build_program(configuration.model, 6), configuration.train)
     # All products of the forward pass but the head, and but the last of each block, whose output is kept.
     forward = 2 * tokens * (matrices - 96 * 256) + 6 * 4 * pairs * 32
-    assert again.operations - found.operations == forward
+    assert again.operations - found.operations == again.again == forward
+    assert found.again == tiled.again == 0
     assert again.bytes > found.bytes > tiled.bytes
 
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from artifacts import folder_hash
-from engine.numerics.jit import ENGINE_FOLDER
+from engine.numerics.kernel_cache import ENGINE_FOLDER
 
 OUTPUTS = [
     "dvc.lock",

@@ -5,9 +5,12 @@ import re
 import shutil
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from artifacts import find_records, load_bundle, read_attestations, record_bundles, save_bundle
 from artifacts.index import add
+from reproduce.verification.jobs import thread_shares
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,18 @@ def test_several_jobs_come_to_the_same_as_one(looked_at, record):
     assert [s["first"] for s in many["segments"]] == [1, 6, 11]
     assert one["verdict"] == many["verdict"] == "bit-exact"
     assert one["compared"] == many["compared"] == {"digests": 12, "bundles": 4, "evaluations": 4}
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 128))
+def test_jobs_share_the_cores(tasks, jobs, cores):
+    """Those of one turn have no more threads than cores, or one each, and leave fewer cores idle than they are."""
+    jobs = min(jobs, tasks)
+    shares = thread_shares(tasks, jobs, cores)
+    assert len(shares) == tasks
+    for first in range(0, tasks, jobs):
+        turn = shares[first : first + jobs]
+        assert sum(turn) <= max(cores, len(turn))
+        assert sum(turn) > cores - len(turn)
 
 
 def test_one_segment_costs_its_own_steps_only(looked_at, record):
