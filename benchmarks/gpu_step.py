@@ -49,18 +49,29 @@ def load(experiment: str) -> tuple[ModelSpec, TrainSpec]:
     return ModelSpec(**sections["model"]), TrainSpec(**sections["train"])
 
 
-def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=int, help="instead of the experiment's")
+    parser.add_argument("--dropout", type=float, help="instead of the experiment's")
+    parser.add_argument("--precision", choices=("bf16", "fp16"), help="of the tier prod; without it, portable")
+
+
+def make_trainer(name: str, arguments: argparse.Namespace) -> Trainer:
+    """A trainer of an experiment on random tokens, changed as the options say."""
     model, train = load(name)
     if arguments.batch:
         train = train.model_copy(update={"batch": arguments.batch})
     if arguments.dropout is not None:
         model = model.model_copy(update={"dropout": arguments.dropout})
     tier: Tier = "prod" if arguments.precision else "portable"
+    batches = RandomBatches(model.vocab)
+    return Trainer(model, train, tier, batches, threads=1, device="cuda", precision=arguments.precision)
+
+
+def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     card = Card()
     before = card.free_memory()
-    trainer = Trainer(
-        model, train, tier, RandomBatches(model.vocab), threads=1, device="cuda", precision=arguments.precision
-    )
+    trainer = make_trainer(name, arguments)
+    model, train = trainer.model, trainer.train
     trainer.initialise()
     for _ in range(3):
         trainer.train_step()
@@ -81,7 +92,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     operations = tokens * (6 * parameters + 12 * model.layers * model.d_model * model.context)
     result: dict[str, Any] = {
         "experiment": name,
-        "tier": tier,
+        "tier": trainer.plan.tier,
         "precision": arguments.precision,
         "dropout": model.dropout,
         "batch": train.batch,
@@ -143,9 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiments", nargs="+")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--dropout", type=float, help="instead of the experiment's")
-    parser.add_argument("--precision", choices=("bf16", "fp16"))
+    add_options(parser)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     for name in arguments.experiments:

@@ -20,7 +20,7 @@ extern "C" __global__ void k_embed_fwd(const int *ids, int context, const float 
 // dtoken[id] += the sum of dy over the tokens of a shard with that id: the block of the first of them adds them all.
 // Grid: tokens, shards. dy [shards, tokens, width].
 extern "C" __global__ void k_embed_bwd_token(const int *ids, int tokens, int width, const uint16 *dy, int64 base, Mask mask,
-                                             const StepValues *values, float *dtoken, int64 set_stride) {
+                                             const StepValues *values, float *dtoken, int64 shard_stride) {
     __shared__ int places[LISTED];
     __shared__ int counts[32];
     int first = blockIdx.x, thread = threadIdx.x, threads = blockDim.x;
@@ -29,7 +29,7 @@ extern "C" __global__ void k_embed_bwd_token(const int *ids, int tokens, int wid
     for (int t = thread; t < first && !earlier; t += threads) earlier = ids[t] == id;
     if (__syncthreads_or(earlier)) return;
     int64 shard = (int64)blockIdx.y * tokens * width;
-    float *out = dtoken + blockIdx.y * set_stride + (int64)id * width;
+    float *out = dtoken + blockIdx.y * shard_stride + (int64)id * width;
     int warps = threads / WARP;
     for (int start = first; start < tokens; start += LISTED) {
         // The places of this stretch in ascending order.
@@ -64,19 +64,28 @@ extern "C" __global__ void k_embed_bwd_token(const int *ids, int tokens, int wid
     }
 }
 
-// dposition[t] = the sum of dy over the rows of a shard. Grid: elements of [context, width] / 8, shards.
-extern "C" __global__ void k_embed_bwd_position(int tokens, int context, int width, const uint16 *dy, int64 base, Mask mask,
-                                                const StepValues *values, float *dposition, int64 set_stride) {
+// dposition[t] = the sum of dy over the rows of each shard, joined by the tree over shards (a power of two, at most 64).
+extern "C" __global__ void k_embed_bwd_position(int shards, int tokens, int context, int width, const uint16 *dy,
+                                                int64 base, Mask mask, const StepValues *values, float *dposition) {
     int i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= context * width) return;
-    int64 shard = (int64)blockIdx.y * tokens * width;
-    Eight sum = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
-    for (int row = 0; row < tokens / context; row++) {
-        int64 at = shard + (int64)row * context * width + i;
-        Eight d = load8(dy + at);
-        drop8(d, mask, values, base + at);
+    Eight pending[7];
+    int depth = 0;
+    for (int s = 0; s < shards; s++) {
+        Eight sum = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
+        for (int row = 0; row < tokens / context; row++) {
+            int64 at = (int64)s * tokens * width + (int64)row * context * width + i;
+            Eight d = load8(dy + at);
+            drop8(d, mask, values, base + at);
 #pragma unroll
-        for (int j = 0; j < 8; j++) sum.x[j] += d.x[j];
+            for (int j = 0; j < 8; j++) sum.x[j] += d.x[j];
+        }
+        for (int n = s; n & 1; n >>= 1) {
+            Eight p = pending[--depth];
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum.x[j] = p.x[j] + sum.x[j];
+        }
+        pending[depth++] = sum;
     }
-    store8(dposition + blockIdx.y * set_stride + i, sum);
+    store8(dposition + i, pending[0]);
 }

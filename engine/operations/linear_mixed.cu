@@ -30,17 +30,31 @@ extern "C" __global__ void k_column_sums(const uint16 *x, int tokens, int width,
     partial[((int64)blockIdx.z * gridDim.y + blockIdx.y) * width + column] = sum;
 }
 
-// Where an output is not null: out_k [width] of each shard = partial [shards, blocks, kinds, width] summed over blocks.
-extern "C" __global__ void k_combine(const float *partial, int blocks, int kinds, int width, float *out0, float *out1,
-                                     float *out2, int64 set_stride) {
-    int c = blockIdx.x * blockDim.x + threadIdx.x;
-    if (c >= kinds * width) return;
+// Where an output is not null: out_k [width] = partial [shards, blocks, kinds, width] summed over blocks, then joined by
+// the tree over shards (a power of two, at most 64). A block of 32 columns by 8 takes every eighth block.
+extern "C" __global__ void k_combine(const float *partial, int shards, int blocks, int kinds, int width, float *out0,
+                                     float *out1, float *out2) {
+    __shared__ float parts[8][32];
+    int columns = kinds * width, c = blockIdx.x * 32 + threadIdx.x;
+    float pending[7];
+    int depth = 0;
+    for (int s = 0; s < shards; s++) {
+        float sum = 0.0f;
+        if (c < columns) {
+            const float *column = partial + (int64)s * blocks * columns + c;
+#pragma unroll 4
+            for (int b = threadIdx.y; b < blocks; b += 8) sum += column[(int64)b * columns];
+        }
+        parts[threadIdx.y][threadIdx.x] = sum;
+        __syncthreads();
+        float x = 0.0f;
+        for (int y = 0; y < 8; y++) x += parts[y][threadIdx.x];
+        __syncthreads();
+        for (int n = s; n & 1; n >>= 1) x = pending[--depth] + x;
+        pending[depth++] = x;
+    }
+    if (c >= columns || threadIdx.y) return;
     int kind = c / width;
     float *out = kind == 0 ? out0 : kind == 1 ? out1 : out2;
-    if (!out) return;
-    partial += (int64)blockIdx.y * blocks * kinds * width + c;
-    float sum = 0.0f;
-#pragma unroll 8
-    for (int b = 0; b < blocks; b++) sum += partial[(int64)b * kinds * width];
-    out[blockIdx.y * set_stride + c % width] = sum;
+    if (out) out[c % width] = pending[0];
 }

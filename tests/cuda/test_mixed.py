@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.backends.cuda.mixed import twins
 from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.errors import NonFinite, StateMismatch
 from engine.numerics.types import Array
@@ -77,12 +78,14 @@ def test_gradients_are_near_those_of_the_tier_portable(case: str, precision: Pre
     for name, wanted in expected.items():
         # The first moment after one step is the clipped gradient times 1 - beta1.
         distance = np.linalg.norm(found[name] - wanted) / np.linalg.norm(wanted)
-        assert distance < 16 * unit, (name, distance)
+        # ReLU's derivative jumps where rounding moves a number across zero.
+        assert distance < (16 if spec.activation == "gelu" else 48) * unit, (name, distance)
 
 
 @pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}], ids=["plain", "dropout"])
 def test_packing_of_shards_moves_no_bit(changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     spec, recipe = small(**changes), train(batch=16, shards=8)
+    monkeypatch.setattr(twins, "DROPOUT_TOKENS", 2 * 48)
     found = []
     for tokens in (32768, 4 * 48, 2 * 48):
         monkeypatch.setattr(MixedLayout, "tokens_at_once", tokens)

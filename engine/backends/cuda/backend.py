@@ -200,7 +200,8 @@ class CudaBackend:
     def _queue_gradients(self, run: Run) -> int:
         """Gradients of the whole batch, group after group of shards; returns the set that holds them."""
         at_once, rows = run.shards, run.sizes.batch
-        free = list(range(at_once, self.plan.gradient_sets))
+        filled = self.layout.sets_at_once(at_once)
+        free = list(range(filled, self.plan.gradient_sets))
         tree: list[tuple[int, int]] = []  # (level, set), as a binary counter over groups
         groups = self.train.shards // at_once
         run.training = True
@@ -216,17 +217,17 @@ class CudaBackend:
             self._queue_loss_total(run)
             run.backward()
             if groups == 1:
-                self._join(0, at_once, 0, add=False)
+                self._join(0, filled, 0, add=False)
                 continue
             # The group's own tree goes straight to the set that it joins or founds.
             level = 0
             if tree and tree[-1][0] == level:
                 current = tree.pop()[1]
-                self._join(0, at_once, current, add=True)
+                self._join(0, filled, current, add=True)
                 level = 1
             else:
                 current = free.pop()
-                self._join(0, at_once, current, add=False)
+                self._join(0, filled, current, add=False)
             while tree and tree[-1][0] == level:
                 left = tree.pop()[1]
                 self._join(current, 1, left, add=True)

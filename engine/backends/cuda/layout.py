@@ -62,10 +62,14 @@ class CudaLayout:
             count *= 2
         return count
 
+    def sets_at_once(self, at_once: int) -> int:
+        """Gradient sets that shards taken at once fill: one for each."""
+        return at_once
+
     def gradient_sets(self, shards: int) -> int:
-        """One for each shard taken at once, and one for each level of the tree over the groups of shards."""
+        """Those that are filled at once, and one for each level of the tree over the groups of shards."""
         at_once = self.shards_at_once(shards)
-        return at_once + (shards // at_once - 1).bit_length()
+        return self.sets_at_once(at_once) + (shards // at_once - 1).bit_length()
 
     def derived(self, operation: Operation, tier: str) -> dict[str, BufferType]:
         return self.twins[operation.name].derived(operation, tier)

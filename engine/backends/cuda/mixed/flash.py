@@ -14,7 +14,6 @@ from engine.spec import Precision
 
 PACKAGE = "nvidia-cudnn-frontend"
 KEYS, WIDTHS = 128, 64  # of a tile: the backward pass keeps one partial dq, padded, for each tile of keys
-LARGEST_WORKSPACE = 1 << 30  # bytes aimed at; it stands where the logits were, so a large one costs nothing
 SPARE = 16 << 20
 
 
@@ -37,9 +36,9 @@ class Heads:
         tokens = rows * self.heads * tiles * KEYS
         return 4 * tokens * width * tiles + 16 * tokens + SPARE
 
-    def rows_at_once(self, rows: int) -> int:
-        """The largest divisor of `rows` whose workspace keeps to LARGEST_WORKSPACE, at least 1."""
-        fitting = [n for n in range(1, rows + 1) if rows % n == 0 and self.backward_workspace(n) <= LARGEST_WORKSPACE]
+    def rows_at_once(self, rows: int, room: int) -> int:
+        """The largest divisor of `rows` whose workspace keeps to `room` bytes, at least 1."""
+        fitting = [n for n in range(1, rows + 1) if rows % n == 0 and self.backward_workspace(n) <= room]
         return max(fitting, default=1)
 
 

@@ -40,6 +40,11 @@ class MixedRun(Run):
         return self._seeds + 8 * (1 + number * self.all_shards)
 
     @property
+    def tied(self) -> int:
+        """fp32 [shards, vocab, d]: the gradient of a token embedding that is also the head's weight, by shard."""
+        return self._backend.address("tied")
+
+    @property
     def zero(self) -> int:
         return self._seeds
 

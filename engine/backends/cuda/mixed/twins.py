@@ -1,7 +1,8 @@
 """The `prod` half of every operation: which libraries and kernels it calls, in which order.
 
 Gradients of parameters are written, not added to: every parameter has one writer, but for a token embedding that is
-also the head's weight, which the head writes first. Each logical shard has its own set.
+also the head's weight, which the head writes first. Each logical shard's gradient of a tensor is computed alone; right
+after that they are joined by the tree over shards, while they are still in the card's cache.
 """
 
 from typing import Any
@@ -23,6 +24,7 @@ ROW_GROUP = 8
 NORM_ROWS, NORM_WARPS = 32, 4  # of a block, as in layernorm_mixed.cu
 SUM_ROWS = 128  # as in linear_mixed.cu
 CLASSIFIER_THREADS = 1024
+LEAST_ROOM = 128 << 20  # bytes that the attention's workspace may take in any case
 DROPOUT_TOKENS = 8192  # that share one seed of attention's dropout, at least one shard
 
 
@@ -41,24 +43,23 @@ def shard_tokens(sizes: Sizes, shards: int) -> int:
 
 
 def combine(run: MixedRun, partial: int, blocks: int, width: int, *outputs: int) -> None:
-    """Each output that is not 0 [width] of each shard = partial [shards, blocks, kinds, width] summed over blocks."""
+    """Each output that is not 0 [width] = partial [shards, blocks, kinds, width] summed over blocks and shards."""
     kinds = len(outputs)
     places = (*outputs, 0, 0)[:3]
-    grid = (ceiling(kinds * width, THREADS), run.shards)
-    values = (partial, blocks, kinds, width, *places, run.set_stride)
-    run.launch(run.unit("linear"), "k_combine", "PiiiPPPq", grid, (THREADS,), *values)
+    values = (partial, run.shards, blocks, kinds, width, *places)
+    run.launch(run.unit("linear"), "k_combine", "PiiiiPPP", (ceiling(kinds * width, 32),), (32, 8), *values)
 
 
 def bias_gradient(run: MixedRun, dy: int, width: int, partial: int, out: int) -> None:
-    """out [width] of each shard = sums over the tokens of dy [tokens, width]."""
+    """out [width] = sums over the tokens of dy [tokens, width], joined over shards."""
     blocks = ceiling(run.shard_tokens, SUM_ROWS)
     grid = (ceiling(width, 256), blocks, run.shards)
     run.launch(run.unit("linear"), "k_column_sums", "PiiP", grid, (THREADS,), dy, run.shard_tokens, width, partial)
     combine(run, partial, blocks, width, out)
 
 
-def weight_gradient(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, out: int) -> None:
-    """out [wide, deep] of each shard = dy [tokens, wide] transposed times x [tokens, deep].
+def weight_products(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, out: int) -> None:
+    """out [shards, wide, deep] = dy [tokens, wide] transposed times x [tokens, deep], shard by shard.
 
     The library is slow for a number of rows that is not whole in groups of ROW_GROUP: the rest goes alone.
     """
@@ -69,10 +70,31 @@ def weight_gradient(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep
                 (rows, deep, tokens),
                 run.narrow(dy + 2 * first, stride, tokens * stride),
                 run.narrow(x, deep, tokens * deep),
-                run.wide(out + 4 * first * deep, deep, run.set_stride),
+                run.wide(out + 4 * first * deep, deep, wide * deep),
                 a_by_k=True,
                 by_shard=True,
             )
+
+
+def join(run: MixedRun, shards: int, size: int, out: int) -> None:
+    """out [size] = the tree over shards [shards, size]."""
+    values = (shards, run.shards, size, size, out, 0)
+    run.launch(run.unit("optimizer"), "k_join_gradients", "PiqqPi", (ceiling(size, 4 * THREADS),), (THREADS,), *values)
+
+
+def weight_gradient(
+    run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, shards: int, out: int
+) -> None:
+    """out [wide, deep] = the gradient of a weight; `shards`: room for one of each logical shard taken at once."""
+    if run.shards == 1:
+        weight_products(run, dy, wide, stride, x, deep, out)
+    else:
+        weight_products(run, dy, wide, stride, x, deep, shards)
+        join(run, shards, wide * deep, out)
+
+
+def shard_gradients(shards: int, *shape: int) -> BufferType:
+    return BufferType((shards if shards > 1 else 0, *shape), "float32")
 
 
 class EmbedTwin(Twin[Embed]):
@@ -91,13 +113,20 @@ class EmbedTwin(Twin[Embed]):
         form = f"PiPPqiPq{MASK}P"
         run.launch(run.unit("embed"), "k_embed_fwd", form, eights(size), (THREADS,), *arguments, *mask)
 
+    def backward_work(self, operation: Embed, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
+        """Room for the token embedding's gradient by shard; a tied one stands where the head has written."""
+        return {} if self.tied else {"token": BufferType((shards, operation.vocab, operation.width), "float32")}
+
     def backward(self, run: Run, operation: Embed) -> None:
         run = mixed(run)
         width, tokens, context = operation.width, run.shard_tokens, run.sizes.context
         token, position = (run.parameter_gradient(operation.parameters[r]) for r in ("token", "position"))
-        if not self.tied:
-            for shard in range(run.shards):
-                run.launch.fill(token + 4 * shard * run.set_stride, 0, 4 * operation.vocab * width)
+        size = operation.vocab * width
+        if self.tied:
+            by_shard = run.tied
+        else:
+            by_shard = run.work(operation, "token")
+            run.launch.fill(by_shard, 0, 4 * run.shards * size)
         dy = run.gradient(operation.outputs["y"])
         mask = (run.first_row * context * width, *run.mask(operation.probability, operation.site), run.values)
         unit, ids = run.unit("embed"), run.tensor(operation.inputs["ids"])
@@ -108,15 +137,16 @@ class EmbedTwin(Twin[Embed]):
             f"PiiPq{MASK}PPq",
             (tokens, run.shards),
             (threads,),
-            *(ids, tokens, width, dy, *mask, token, run.set_stride),
+            *(ids, tokens, width, dy, *mask, by_shard, size),
         )
+        join(run, by_shard, size, token)
         run.launch(
             unit,
             "k_embed_bwd_position",
-            f"iiiPq{MASK}PPq",
-            (*eights(context * width), run.shards),
+            f"iiiiPq{MASK}PP",
+            eights(context * width),
             (THREADS,),
-            *(tokens, context, width, dy, *mask, position, run.set_stride),
+            *(run.shards, tokens, context, width, dy, *mask, position),
         )
 
 
@@ -183,19 +213,25 @@ class NormTwin(Twin[Any]):
 
 
 class LinearTwin(Twin[Linear]):
-    """A product of its own. `padded`: columns of the result in memory, where they are more than the layer's width."""
+    """A product of its own.
+
+    padded: columns of the result in memory, where they are more than the layer's width. sums_bias: whether the bias's
+    gradient is summed here. tied: whether its weight is the token embedding.
+    """
 
     joins = True
 
-    def __init__(self, padded: int, sums_bias: bool) -> None:
+    def __init__(self, padded: int, sums_bias: bool, tied: bool) -> None:
         self.padded = padded
         self.sums_bias = sums_bias
+        self.tied = tied
 
     def backward_work(self, operation: Linear, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
-        if not self.sums_bias:
-            return {}
-        blocks = ceiling(shard_tokens(sizes, shards), SUM_ROWS)
-        return {"partial": BufferType((shards, blocks, operation.wide), "float32")}
+        work = {} if self.tied else {"shards": shard_gradients(shards, operation.wide, operation.deep)}
+        if self.sums_bias:
+            blocks = ceiling(shard_tokens(sizes, shards), SUM_ROWS)
+            work["partial"] = BufferType((shards, blocks, operation.wide), "float32")
+        return work
 
     def forward(self, run: Run, operation: Linear) -> None:
         run = mixed(run)
@@ -217,7 +253,11 @@ class LinearTwin(Twin[Linear]):
         dy = run.gradient(operation.outputs["y"])
         # Nothing on the way back needs the parameters' gradients: they are computed beside what follows.
         with run.launch.beside():
-            weight_gradient(run, dy, wide, stride, x, deep, run.parameter_gradient(operation.parameters["weight"]))
+            if self.tied:
+                weight_products(run, dy, wide, stride, x, deep, run.tied)
+            else:
+                out = run.parameter_gradient(operation.parameters["weight"])
+                weight_gradient(run, dy, wide, stride, x, deep, run.work(operation, "shards"), out)
             if self.sums_bias:
                 out = run.parameter_gradient(operation.parameters["bias"])
                 bias_gradient(run, dy, wide, run.work(operation, "partial"), out)
@@ -235,7 +275,11 @@ class MlpTwin(Twin[Mlp]):
 
     def backward_work(self, operation: Mlp, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         tokens = sizes.batch * sizes.context
-        work = {"dbefore": BufferType((tokens, operation.hidden), "uint16")}
+        work = {
+            "dbefore": BufferType((tokens, operation.hidden), "uint16"),
+            "down": shard_gradients(shards, operation.width, operation.hidden),
+            "up": shard_gradients(shards, operation.hidden, operation.width),
+        }
         if "up_bias" in operation.parameters:
             blocks = ceiling(shard_tokens(sizes, shards), SUM_ROWS)
             work["partial"] = BufferType((shards, blocks, operation.hidden), "float32")
@@ -285,7 +329,8 @@ class MlpTwin(Twin[Mlp]):
         dy, dbefore = run.gradient(operation.outputs["y"]), run.work(operation, "dbefore")
         fused = operation.function == "gelu"
         with run.launch.beside():
-            weight_gradient(run, dy, width, width, after, hidden, run.parameter_gradient(parameters["down"]))
+            out = run.parameter_gradient(parameters["down"])
+            weight_gradient(run, dy, width, width, after, hidden, run.work(operation, "down"), out)
         run.multiply(
             (run.tokens, hidden, width),
             run.narrow(dy, width),
@@ -297,7 +342,8 @@ class MlpTwin(Twin[Mlp]):
         if not fused:
             self._activate(run, operation, "k_activation_bwd", before, dbefore)
         with run.launch.beside():
-            weight_gradient(run, dbefore, hidden, hidden, x, width, run.parameter_gradient(parameters["up"]))
+            out = run.parameter_gradient(parameters["up"])
+            weight_gradient(run, dbefore, hidden, hidden, x, width, run.work(operation, "up"), out)
             if "up_bias" in parameters:
                 out = run.parameter_gradient(parameters["up_bias"])
                 bias_gradient(run, dbefore, hidden, run.work(operation, "partial"), out)
@@ -311,11 +357,15 @@ class MlpTwin(Twin[Mlp]):
 
 
 class AttentionTwin(Twin[FlashAttention]):
-    """`number`: which attention of the program this is, for its seeds."""
+    """number: which attention of the program this is, for its seeds. padded: columns of the logits.
 
-    def __init__(self, number: int, train: TrainSpec) -> None:
+    The workspace of the backward pass may stand where the logits were: as long as it is no larger it costs nothing.
+    """
+
+    def __init__(self, number: int, train: TrainSpec, padded: int) -> None:
         self.number = number
         self.train = train
+        self.padded = padded
 
     def _dropout_rows(self, context: int) -> int:
         """Rows that one seed of dropout serves: whole shards, however many of them are taken at once."""
@@ -333,7 +383,9 @@ class AttentionTwin(Twin[FlashAttention]):
 
     def _rows(self, heads: Heads, batch: int) -> int:
         """Rows of one call."""
-        return min(batch, self._dropout_rows(heads.context)) if heads.dropout else heads.rows_at_once(batch)
+        if heads.dropout:
+            return min(batch, self._dropout_rows(heads.context))
+        return heads.rows_at_once(batch, max(LEAST_ROOM, 2 * self.padded * heads.context * batch))
 
     def _heads(self, run: MixedRun, operation: FlashAttention) -> Heads:
         dropout = operation.probability if run.training else 0.0
@@ -408,9 +460,10 @@ def mixed_twins(program: Program, train: TrainSpec) -> dict[str, Twin[Any]]:
     summed_elsewhere = {o.branch_bias for o in program.operations if isinstance(o, ResidualNorm)}
     twins: dict[str, Twin[Any]] = {}
     attentions = 0
+    (padded,) = (o.padded for o in program.operations if isinstance(o, Classifier))
     for operation in program.operations:
         twins[operation.name] = (
-            AttentionTwin(attentions, train)
+            AttentionTwin(attentions, train, padded)
             if isinstance(operation, FlashAttention)
             else _twin(program, operation, summed_elsewhere)
         )
@@ -428,7 +481,8 @@ def _twin(program: Program, operation: Operation, summed_elsewhere: set[str | No
         if not isinstance(width, int):
             raise AssertionError(f"{operation.name} has a width of {width}")
         bias = operation.parameters.get("bias")
-        return LinearTwin(width, bias is not None and bias not in summed_elsewhere)
+        tied = operation.parameters["weight"] == "embed.token"
+        return LinearTwin(width, bias is not None and bias not in summed_elsewhere, tied)
     if isinstance(operation, Mlp):
         return MlpTwin()
     if isinstance(operation, Classifier):
