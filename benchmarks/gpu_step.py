@@ -1,6 +1,7 @@
 """Training speed and memory on a CUDA card. Prints one JSON line for each experiment.
 
-    python benchmarks/gpu_step.py [--steps N] [--batch B] [--dropout P] [--precision bf16] [--profile] EXPERIMENT...
+    python benchmarks/gpu_step.py [--steps N] [--batch B] [--shards S] [--dropout P] [--precision bf16] [--profile]
+        EXPERIMENT...
 
 The tier is `portable`, or `prod` where a precision is given.
 
@@ -51,6 +52,7 @@ def load(experiment: str) -> tuple[ModelSpec, TrainSpec]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, help="instead of the experiment's")
+    parser.add_argument("--shards", type=int, help="instead of the experiment's")
     parser.add_argument("--dropout", type=float, help="instead of the experiment's")
     parser.add_argument("--precision", choices=("bf16", "fp16"), help="of the tier prod; without it, portable")
 
@@ -58,8 +60,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def make_trainer(name: str, arguments: argparse.Namespace) -> Trainer:
     """A trainer of an experiment on random tokens, changed as the options say."""
     model, train = load(name)
-    if arguments.batch:
-        train = train.model_copy(update={"batch": arguments.batch})
+    for option in ("batch", "shards"):
+        if getattr(arguments, option):
+            train = train.model_copy(update={option: getattr(arguments, option)})
     if arguments.dropout is not None:
         model = model.model_copy(update={"dropout": arguments.dropout})
     tier: Tier = "prod" if arguments.precision else "portable"

@@ -6,7 +6,6 @@
 #define EPSILON 1e-5f
 #define VECTORS ((WIDTH / 8 + WARP - 1) / WARP)
 #define BLOCK_WARPS 4
-#define BLOCK_ROWS 32
 
 // Where `branch` is not null: sum = x + dropout(branch), which may take the place of branch; else sum is x.
 extern "C" __global__ void __launch_bounds__(256)
@@ -64,11 +63,22 @@ __device__ __forceinline__ Eight gains(const float *gain, int c) {
     return gain ? load8(gain + c) : ones;
 }
 
+__device__ __forceinline__ void load_row(const uint16 *sum, const uint16 *dy, int64 row, uint4 (&x)[VECTORS],
+                                         uint4 (&g)[VECTORS]) {
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        int c = 8 * (lane_of_thread() + WARP * i);
+        if (c >= WIDTH) continue;
+        x[i] = *(const uint4 *)(sum + row * WIDTH + c);
+        g[i] = *(const uint4 *)(dy + row * WIDTH + c);
+    }
+}
+
 // dx = LayerNorm's gradient (+ dsum where not null); dbranch (where not null) = dx through dropout.
-// partial [shards, blocks, 3, WIDTH]: sums of dy*normalised, dy and dbranch. Grid: blocks of BLOCK_ROWS, shards.
-extern "C" __global__ void __launch_bounds__(BLOCK_WARPS *WARP, VECTORS <= 3 ? 3 : 1)
+// partial [shards, blocks, 3, WIDTH]: sums of dy*normalised, dy and dbranch. Grid: blocks of `block_rows`, shards.
+extern "C" __global__ void __launch_bounds__(BLOCK_WARPS *WARP, VECTORS <= 3 ? 2 : 1)
 k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float *gain, const uint16 *dy,
-           const uint16 *dsum, uint16 *dx, uint16 *dbranch, int tokens, int64 base, Mask mask, const StepValues *values,
+           const uint16 *dsum, uint16 *dx, uint16 *dbranch, int tokens, int block_rows, int64 base, Mask mask, const StepValues *values,
            float *partial) {
     __shared__ float columns[3][WIDTH];
     int warp = threadIdx.x / WARP, lane = lane_of_thread();
@@ -79,18 +89,16 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
         for (int i = 0; i < VECTORS; i++)
 #pragma unroll
             for (int j = 0; j < 8; j++) sums[k][i].x[j] = 0.0f;
-    int first = blockIdx.x * BLOCK_ROWS, last = min(first + BLOCK_ROWS, tokens);
+    int first = blockIdx.x * block_rows, last = min(first + block_rows, tokens);
+    // A row's numbers as they came, which takes half the registers, and those of the next row on their way.
+    uint4 x[VECTORS], g[VECTORS], next_x[VECTORS], next_g[VECTORS];
+    if (first + warp < last) load_row(sum, dy, (int64)blockIdx.y * tokens + first + warp, next_x, next_g);
     for (int t = first + warp; t < last; t += BLOCK_WARPS) {
         int64 row = (int64)blockIdx.y * tokens + t, start = row * WIDTH;
-        float m = mean[row], r = rstd[row], a = 0.0f, b = 0.0f;
-        uint4 x[VECTORS], g[VECTORS]; // as they came: half the registers
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++) {
-            int c = 8 * (lane + WARP * i);
-            if (c >= WIDTH) continue;
-            x[i] = *(const uint4 *)(sum + start + c);
-            g[i] = *(const uint4 *)(dy + start + c);
-        }
+        for (int i = 0; i < VECTORS; i++) x[i] = next_x[i], g[i] = next_g[i];
+        if (t + BLOCK_WARPS < last) load_row(sum, dy, row + BLOCK_WARPS, next_x, next_g);
+        float m = mean[row], r = rstd[row], a = 0.0f, b = 0.0f;
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             int c = 8 * (lane + WARP * i);
@@ -105,8 +113,12 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
                 b += d.x[j] * w.x[j] * n.x[j];
             }
         }
-        a = lanes_total(a) * (1.0f / WIDTH);
-        b = lanes_total(b) * (1.0f / WIDTH);
+        for (int apart = 16; apart > 0; apart >>= 1) {
+            a += __shfl_xor_sync(ALL_LANES, a, apart);
+            b += __shfl_xor_sync(ALL_LANES, b, apart);
+        }
+        a *= 1.0f / WIDTH;
+        b *= 1.0f / WIDTH;
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
             int c = 8 * (lane + WARP * i);

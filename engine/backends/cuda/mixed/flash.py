@@ -13,7 +13,7 @@ from engine.backends.cuda.errors import DeviceLost, DeviceUnavailable
 from engine.spec import Precision
 
 PACKAGE = "nvidia-cudnn-frontend"
-KEYS, WIDTHS = 128, 64  # of a tile: the backward pass keeps one partial dq, padded, for each tile of keys
+TILE = 128  # tokens
 SPARE = 16 << 20
 
 
@@ -31,10 +31,11 @@ class Heads:
         return self.heads * self.width
 
     def backward_workspace(self, rows: int) -> int:
-        """Bytes that the backward pass of `rows` rows may take: partial dq in fp32, and statistics."""
-        tiles, width = -(-self.context // KEYS), -(-self.width // WIDTHS) * WIDTHS
-        tokens = rows * self.heads * tiles * KEYS
-        return 4 * tokens * width * tiles + 16 * tokens + SPARE
+        """Bytes that the deterministic backward pass of `rows` rows may take: gradients of all scores in 16 bits, from
+        which it computes dq, and statistics."""
+        context = -(-self.context // TILE) * TILE
+        tokens = rows * self.heads * context
+        return 2 * tokens * context + 16 * tokens + SPARE
 
     def rows_at_once(self, rows: int, room: int) -> int:
         """The largest divisor of `rows` whose workspace keeps to `room` bytes, at least 1."""

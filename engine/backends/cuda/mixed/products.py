@@ -30,7 +30,7 @@ BATCHES, BATCH_STRIDE = 5, 6
 LARGEST_WORKSPACE, REDUCTIONS = 1, 3
 # Sums over parts of the depth go through the workspace in a fixed order, never in place.
 REPEATABLE_REDUCTIONS = 2 | 4
-EPILOGUES = {"none": 1, "bias": 4, "gelu_aux": 160, "gelu_aux_bias": 164, "gelu_backward": 192}
+EPILOGUES = {"none": 1, "bias": 4, "gelu_aux": 160, "gelu_aux_bias": 164}
 
 
 class Algorithm(ctypes.Structure):
@@ -249,8 +249,8 @@ class Products:
     ) -> None:
         """out [m, n] = a * b, or += where `add`; see Shape for the forms. Sums are fp32, rounded once.
 
-        bias: address of [n], added to every row. aux: address of [m, n], written by `gelu_aux...` and read by
-        `gelu_backward`, which multiplies by GELU's derivative (tanh form). usual: m and batches that the algorithm is
+        bias: address of [n], added to every row. aux: address of [m, n], where `gelu_aux...` leaves
+        what GELU (tanh form) was taken of. usual: m and batches that the algorithm is
         chosen for, where this call's may be others: taking fewer rows or batches at once then moves no bit.
         """
         strides = (a.stride, b.stride, out.stride)

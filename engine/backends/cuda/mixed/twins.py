@@ -9,8 +9,9 @@ from typing import Any
 
 from engine.backends.cuda.mixed.flash import SPARE, Heads, Places
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
-from engine.backends.cuda.mixed.run import MixedRun
+from engine.backends.cuda.mixed.run import USUAL_TOKENS, MixedRun
 from engine.backends.cuda.run import MASK, THREADS, Run, ceiling
+from engine.backends.cuda.sources import Unit
 from engine.backends.cuda.twin import Twin
 from engine.operations.base import BufferType, Operation, Sizes
 from engine.operations.embed import Embed
@@ -21,8 +22,9 @@ from engine.spec import TrainSpec
 
 ROW_WARPS = THREADS // 32
 ROW_GROUP = 8
-NORM_ROWS, NORM_WARPS = 32, 4  # of a block, as in layernorm_mixed.cu
-SUM_ROWS = 128  # as in linear_mixed.cu
+NORM_WARPS = 4  # of a block, as in layernorm_mixed.cu
+NORM_BLOCKS = 256  # aimed at while the usual number of tokens is taken
+SUM_ROWS = 128  # as in linear_mixed.cu and activation_mixed.cu
 CLASSIFIER_THREADS = 1024
 LEAST_ROOM = 128 << 20  # bytes that the attention's workspace may take in any case
 DROPOUT_TOKENS = 8192  # that share one seed of attention's dropout, at least one shard
@@ -40,6 +42,12 @@ def eights(elements: int) -> tuple[int]:
 
 def shard_tokens(sizes: Sizes, shards: int) -> int:
     return sizes.batch * sizes.context // shards
+
+
+def norm_rows(train: TrainSpec, context: int) -> int:
+    """Rows that a block of LayerNorm's backward pass sums over: a function of the configuration alone."""
+    tokens = min(train.batch * context, USUAL_TOKENS)
+    return min(max(tokens // NORM_BLOCKS, 4 * NORM_WARPS), 128)
 
 
 def combine(run: MixedRun, partial: int, blocks: int, width: int, *outputs: int) -> None:
@@ -151,10 +159,13 @@ class EmbedTwin(Twin[Embed]):
 
 
 class NormTwin(Twin[Any]):
-    """LayerNorm, alone or with the residual sum before it."""
+    """LayerNorm, alone or with the residual sum before it. `rows`: that a block of the backward pass sums over."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
 
     def backward_work(self, operation: Any, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
-        blocks = ceiling(shard_tokens(sizes, shards), NORM_ROWS)
+        blocks = ceiling(shard_tokens(sizes, shards), self.rows)
         return {"partial": BufferType((shards, blocks, 3, operation.width), "float32")}
 
     def _mask(self, run: MixedRun, operation: Any) -> tuple[Any, ...]:
@@ -192,15 +203,15 @@ class NormTwin(Twin[Any]):
             dsum = dx if run.accumulates(operation, "x") else 0
         gain = run.parameter(operation.parameters["gain"]) if operation.parameters else 0
         tokens, partial = run.shard_tokens, run.work(operation, "partial")
-        blocks = ceiling(tokens, NORM_ROWS)
+        blocks = ceiling(tokens, self.rows)
         run.launch(
             run.unit("layernorm", WIDTH=operation.width),
             "k_norm_bwd",
-            f"PPPPPPPPiq{MASK}PP",
+            f"PPPPPPPPiiq{MASK}PP",
             (blocks, run.shards),
             (32 * NORM_WARPS,),
             *(total, *(run.tensor(operation.outputs[r]) for r in ("mean", "rstd")), gain),
-            *(run.gradient(operation.outputs["y"]), dsum, dx, dbranch, tokens),
+            *(run.gradient(operation.outputs["y"]), dsum, dx, dbranch, tokens, self.rows),
             *self._mask(run, operation),
             partial,
         )
@@ -285,11 +296,8 @@ class MlpTwin(Twin[Mlp]):
             work["partial"] = BufferType((shards, blocks, operation.hidden), "float32")
         return work
 
-    def _activate(self, run: MixedRun, operation: Mlp, kernel: str, *addresses: int) -> None:
-        size = run.tokens * operation.hidden
-        unit = run.unit("activation", RELU=int(operation.function == "relu"))
-        x, y = addresses
-        run.launch(unit, kernel, "PqP", eights(size), (THREADS,), x, size, y)
+    def _unit(self, run: MixedRun, operation: Mlp) -> Unit:
+        return run.unit("activation", RELU=int(operation.function == "relu"))
 
     def forward(self, run: Run, operation: Mlp) -> None:
         run = mixed(run)
@@ -309,7 +317,9 @@ class MlpTwin(Twin[Mlp]):
             aux=before if fused else 0,
         )
         if not fused:
-            self._activate(run, operation, "k_activation_fwd", before, after)
+            size = run.tokens * hidden
+            unit = self._unit(run, operation)
+            run.launch(unit, "k_activation_fwd", "PqP", eights(size), (THREADS,), before, size, after)
         bias = run.weight16(parameters["down_bias"]) if "down_bias" in parameters else 0
         run.multiply(
             (run.tokens, width, hidden),
@@ -327,7 +337,6 @@ class MlpTwin(Twin[Mlp]):
         before, after = (run.tensor(operation.outputs[r]) for r in ("before", "after"))
         x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
         dy, dbefore = run.gradient(operation.outputs["y"]), run.work(operation, "dbefore")
-        fused = operation.function == "gelu"
         with run.launch.beside():
             out = run.parameter_gradient(parameters["down"])
             weight_gradient(run, dy, width, width, after, hidden, run.work(operation, "down"), out)
@@ -336,17 +345,18 @@ class MlpTwin(Twin[Mlp]):
             run.narrow(dy, width),
             run.narrow(run.weight16(parameters["down"]), hidden),
             run.narrow(dbefore, hidden),
-            epilogue="gelu_backward" if fused else "none",
-            aux=before if fused else 0,
         )
-        if not fused:
-            self._activate(run, operation, "k_activation_bwd", before, dbefore)
+        # The library's own product with GELU's derivative takes longer than both, and sums no bias.
+        has_bias = "up_bias" in parameters
+        partial, blocks = run.work(operation, "partial") if has_bias else 0, ceiling(run.shard_tokens, SUM_ROWS)
+        grid = (ceiling(hidden, 256), blocks, run.shards)
+        arguments = (before, run.shard_tokens, hidden, dbefore, partial)
+        run.launch(self._unit(run, operation), "k_activation_bwd", "PiiPP", grid, (THREADS,), *arguments)
         with run.launch.beside():
             out = run.parameter_gradient(parameters["up"])
             weight_gradient(run, dbefore, hidden, hidden, x, width, run.work(operation, "up"), out)
-            if "up_bias" in parameters:
-                out = run.parameter_gradient(parameters["up_bias"])
-                bias_gradient(run, dbefore, hidden, run.work(operation, "partial"), out)
+            if has_bias:
+                combine(run, partial, blocks, hidden, run.parameter_gradient(parameters["up_bias"]))
         run.multiply(
             (run.tokens, width, hidden),
             run.narrow(dbefore, hidden),
@@ -465,17 +475,19 @@ def mixed_twins(program: Program, train: TrainSpec) -> dict[str, Twin[Any]]:
         twins[operation.name] = (
             AttentionTwin(attentions, train, padded)
             if isinstance(operation, FlashAttention)
-            else _twin(program, operation, summed_elsewhere)
+            else _twin(program, train, operation, summed_elsewhere)
         )
         attentions += isinstance(operation, FlashAttention)
     return twins
 
 
-def _twin(program: Program, operation: Operation, summed_elsewhere: set[str | None]) -> Twin[Any]:
+def _twin(
+    program: Program, train: TrainSpec, operation: Operation, summed_elsewhere: set[str | None]
+) -> Twin[Any]:
     if isinstance(operation, Embed):
         return EmbedTwin(program.spec.tied)
     if isinstance(operation, LayerNorm | ResidualNorm):
-        return NormTwin()
+        return NormTwin(norm_rows(train, program.spec.context))
     if isinstance(operation, Linear):
         width = program.tensors[operation.outputs["y"]].shape[-1]
         if not isinstance(width, int):
