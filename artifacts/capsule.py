@@ -83,6 +83,16 @@ def export_capsule(
     return contents
 
 
+def begins_as_capsule(path: str | Path) -> bool:
+    """Whether `path` is a file whose first member is called as that of a capsule: to tell a slip from damage."""
+    first = _CONTENTS.encode("ascii") + b"\0"
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(first)) == first
+    except IsADirectoryError:
+        return False
+
+
 def import_capsule(store: Store, path: str | Path, folder: str | Path | None = None) -> Contents:
     """Takes a capsule's record with everything it needs into `store`, and its files into the new or empty `folder`
     (without one they are only verified).

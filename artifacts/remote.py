@@ -53,7 +53,12 @@ class Remote:
         self.require()
 
     def require(self) -> None:
-        """Missing if there is no store at the URL, UnknownVersion or Corrupt if it is not one of this format."""
+        """InvalidInput if there is no store at the URL, Missing if there is one without its first file, UnknownVersion
+        or Corrupt if it is not one of this format."""
+        if self.size(FORMAT_FILE) is None and "objects" not in self.list(""):
+            raise InvalidInput(
+                f"{self.url} is not a store, {FORMAT_FILE} is missing there: `reproduce push {self.url}` makes one"
+            )
         found = self.read(FORMAT_FILE, 64, "store format")
         if found != FORMAT:
             kind = UnknownVersion if found.startswith(b"samebits store ") else Corrupt

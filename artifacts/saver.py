@@ -63,6 +63,11 @@ class BackgroundSaver:
         if self._failed is not None:
             raise SaveFailed(self._failed, self._last) from self._failed
 
+    def check(self) -> None:
+        """Raises if a save has failed, and waits for nothing."""
+        if self._pending is None or self._pending.done():
+            self.wait_free()
+
     def drain(self) -> None:
         """Waits until everything submitted is durable; the same as `wait_free`, for the end."""
         self.wait_free()

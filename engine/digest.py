@@ -3,7 +3,11 @@
 Per tensor a 128-bit number: the sums, modulo 2**64, of two words mixed from each element's index and bits. Sums of
 integers have no order, so the optimizer adds them up on its way. The digest is BLAKE3 over all of them. It finds
 accidents and the tensor they hit; against a forger stands the bundle's own hash, which covers the content itself.
+
+In the tier debug the number of a tensor is the BLAKE3 of its content, and a run keeps those of every step.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +18,11 @@ from engine.numerics.jit import device_function, kernel
 from engine.numerics.types import Floats, Scalar
 
 Sums = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint8]
 
 DOMAIN = b"samebits step digest 1\n"
+CONTENT_DOMAIN = b"samebits step digest of contents 1\n"
+_LARGE = 1 << 20  # bytes of a tensor that is worth more than one thread
 
 
 @device_function
@@ -52,8 +59,27 @@ def k_digest(x: Floats, sums: Sums) -> None:
 
 def step_digest(step: int, loss: np.float32, sums: Sums) -> bytes:
     """The digest after `step` steps; sums uint64 [parameters, 3, 2]: weights, m, v of each parameter in order."""
-    hasher = blake3(DOMAIN)
+    return _digest(DOMAIN, step, loss, sums.astype("<u8").tobytes())
+
+
+def content_hashes(tensors: Mapping[str, Floats], threads: int) -> Hashes:
+    """BLAKE3 of the bytes of each tensor (C order, little-endian): [tensors, 32], in the order of their names."""
+    hashes = np.empty((len(tensors), blake3.digest_size), np.uint8)
+    for row, name in zip(hashes, sorted(tensors), strict=True):
+        content = np.ascontiguousarray(tensors[name], "<f4").reshape(-1).view(np.uint8)
+        hasher = blake3(content.data, max_threads=threads if content.nbytes >= _LARGE else 1)
+        row[:] = np.frombuffer(hasher.digest(), np.uint8)
+    return hashes
+
+
+def content_digest(step: int, loss: np.float32, hashes: Hashes) -> bytes:
+    """The digest after `step` steps in the tier debug; hashes: of all weights, m and v, from content_hashes."""
+    return _digest(CONTENT_DOMAIN, step, loss, hashes.tobytes())
+
+
+def _digest(domain: bytes, step: int, loss: np.float32, numbers: bytes) -> bytes:
+    hasher = blake3(domain)
     hasher.update(step.to_bytes(8, "little"))
     hasher.update(np.float32(loss).astype("<f4").tobytes())
-    hasher.update(sums.astype("<u8").tobytes())
+    hasher.update(numbers)
     return hasher.digest()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from engine.backends.base import extra_names
 from engine.backends.opening import Device, open_backend
-from engine.digest import step_digest
+from engine.digest import Hashes, content_digest, content_hashes, step_digest
 from engine.errors import NonFinite, SpecError, StateMismatch, TokenError
 from engine.initial import fill_initial
 from engine.numerics.types import Array, Words
@@ -80,6 +80,11 @@ class Trainer:
         self.step = 0
         self.losses = np.zeros(train.steps, np.float32)
         self.digests = np.zeros((train.steps, DIGEST_BYTES), np.uint8)
+        tensors = len(STATE_ARRAYS) * len(self.program.parameters)
+        self.contents: Hashes | None = None  # [steps, tensors in the order of their names, 32]
+        if tier == "debug":
+            self.contents = np.zeros((train.steps, tensors, DIGEST_BYTES), np.uint8)
+        self._threads = threads
         self._inputs = np.zeros((train.batch, model.context), np.int32)
         self._targets = np.zeros((train.batch, model.context), np.int32)
 
@@ -103,16 +108,20 @@ class Trainer:
         return self._with_extra(self._named(self.backend.copy_for_saving(), self.step))
 
     def _named(self, flat: Mapping[str, Array], done: int) -> dict[str, Array]:
-        named: dict[str, Array] = {}
-        for kind in STATE_ARRAYS:
-            for name, view in self.backend.views(flat[kind]).items():
-                named[f"{kind}/{name}"] = view
+        named = self._tensors(flat)
         named["history/loss"] = self.losses[:done]
         named["history/digest"] = self.digests[:done]
+        if self.contents is not None:
+            named["history/tensors"] = self.contents[:done]
         return named
 
     def _with_extra(self, named: dict[str, Array]) -> dict[str, Array]:
         return named | self.backend.extra_state()
+
+    def _tensors(self, flat: Mapping[str, Array]) -> dict[str, Array]:
+        return {
+            f"{kind}/{name}": view for kind in STATE_ARRAYS for name, view in self.backend.views(flat[kind]).items()
+        }
 
     def load_state(self, state: Mapping[str, Array], *, elsewhere: bool = False) -> None:
         """Take up a saved state; raises StateMismatch, changing nothing, if anything is missing, left over or of
@@ -169,10 +178,18 @@ class Trainer:
             )
         loss = np.float32(outcome.loss_total * LOSS_UNIT / self._inputs.size)
         self.step += 1
-        digest = step_digest(self.step, loss, self.backend.sums)
+        digest = self._digest(loss)
         self.losses[self.step - 1] = loss
         self.digests[self.step - 1] = np.frombuffer(digest, np.uint8)
         return StepResult(self.step, loss, outcome.norm, values.learning_rate, digest)
+
+    def _digest(self, loss: np.float32) -> bytes:
+        """The digest after the step just done; in the tier debug also keeps what every tensor is."""
+        if self.contents is None:
+            return step_digest(self.step, loss, self.backend.sums)
+        hashes = content_hashes(self._tensors(self.backend.current_state()), self._threads)
+        self.contents[self.step - 1] = hashes
+        return content_digest(self.step, loss, hashes)
 
     def evaluate(self, windows: WindowSource) -> float:
         """Mean loss over all windows in nats per token, without dropout."""

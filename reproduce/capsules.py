@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 from artifacts import Store, hash_bytes, read_record
-from artifacts.capsule import Contents, export_capsule, import_capsule
+from artifacts.capsule import Contents, begins_as_capsule, export_capsule, import_capsule
 from data_pipeline import DataError, open_dataset
-from reproduce.errors import Inconclusive
+from reproduce.errors import Inconclusive, ReproduceError
 from reproduce.normative import ROOT
 from reproduce.project import Project
 
@@ -35,11 +35,22 @@ def write_capsule(
                 "configuration and run `dvc repro prepare`, or export without --data"
             )
         files |= {
-            f"{_DATASET}/{path.relative_to(folder).as_posix()}": path
-            for path in folder.rglob("*")
-            if path.is_file()
+            f"{_DATASET}/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()
         }
     return export_capsule(store, record, path, files, every_bundle)
+
+
+def require_capsule(path: Path) -> None:
+    """Raises ReproduceError, saying what to do, for what is no capsule at all. Damage is found while one is read."""
+    if begins_as_capsule(path):
+        return
+    if (path / "manifest.json").is_file():
+        remedy = "it looks like a bundle: add --as folder"
+    elif path.suffix == ".safetensors" or (path / "model.safetensors").is_file():
+        remedy = "it looks like GPT-2 weights: add --as gpt2"
+    else:
+        remedy = "`reproduce export RECORD FILE` writes one, and --as takes files of other kinds"
+    raise ReproduceError(f"{path} is not a capsule: {remedy}")
 
 
 def take_capsule(project: Project, store: Store, path: Path, folder: Path | None) -> tuple[Contents, Path | None]:

@@ -150,6 +150,7 @@ def _train(bundle: str | None, resuming: bool = False) -> None:
     from reproduce.display import say
     from reproduce.forking import require_run
     from reproduce.history import find_bundle, require_same_configuration
+    from reproduce.naming import digits
     from reproduce.stages import train_stage
     from reproduce.waiting import one_stage_at_a_time
 
@@ -158,7 +159,7 @@ def _train(bundle: str | None, resuming: bool = False) -> None:
         start = None
         if bundle is not None:
             store = project.store(configuration.run)
-            start = find_bundle(store, bundle)
+            start = find_bundle(store, digits(project, bundle))
             require_same_configuration(store, start, configuration)
         elif resuming:
             require_run(project, configuration)
@@ -189,7 +190,7 @@ def log() -> None:
 @click.argument("hash", required=False)
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write one self-contained page to this file.")
 def show(hash: str | None, page: Path | None) -> None:
-    """What a record or bundle HASH is; without one, the results of the pipeline's last run."""
+    """What a record or bundle HASH (or `final`) is; without one, the results of the pipeline's last run."""
     from reproduce.history import show_committed, show_hash
     from reproduce.page import write_page
 
@@ -209,13 +210,15 @@ def show(hash: str | None, page: Path | None) -> None:
 @click.option("--temperature", type=click.FloatRange(0.0), help="0 takes the likeliest token.")
 @click.option("--top-k", type=click.IntRange(0), help="Draw from the likeliest only; 0: from all.")
 @click.option("--seed", type=click.IntRange(0), help="Another seed, another text.")
-def sample(bundle: str, **options: Any) -> None:
+@click.option("--tokenizer", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER",
+              help="For an imported bundle: the dataset that has its tokenizer.")
+def sample(bundle: str, tokenizer: Path | None, **options: Any) -> None:
     """Text from BUNDLE (a hash, or `final` for the pipeline's); by default as the configuration says."""
     from reproduce.history import sample_text
 
     project, configuration = _load()
     given = {name: value for name, value in options.items() if value is not None}
-    _answer(sample_text(project, configuration, bundle, given))
+    _answer(sample_text(project, configuration, bundle, given, tokenizer))
 
 
 @cli.command()

@@ -127,7 +127,7 @@ def check(value: Any, what: str) -> Configuration:
     try:
         return Configuration.model_validate(value)
     except ValidationError as error:
-        faults = "\n".join(f"  {_explain(details, value)}" for details in error.errors())
+        faults = "\n".join(f"  {explain(details, value)}" for details in error.errors())
         raise ConfigurationError(f"{what} is not a usable configuration:\n{faults}") from error
 
 
@@ -232,12 +232,11 @@ _EXPECTED = {
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
     "literal_error": "{expected}",
-    "union_tag_invalid": "kind: one of {expected_tags}",
     "union_tag_not_found": "a section with the key kind",
 }
 
 
-def _explain(details: ErrorDetails, whole: Any) -> str:
+def explain(details: ErrorDetails, whole: Any) -> str:
     """One fault as: path, expected, found, what to do."""
     kind, found = details["type"], details["input"]
     path, siblings = _path(details["loc"], whole)
@@ -250,6 +249,9 @@ def _explain(details: ErrorDetails, whole: Any) -> str:
     if kind == "value_error":
         message = str(details["ctx"]["error"]) if "ctx" in details else details["msg"]
         return f"{path}: {message}" if path else message
+    if kind == "union_tag_invalid":
+        context = details["ctx"]
+        return f"{path}.kind: expected one of {context['expected_tags']}, found {context['tag']!r}: correct it"
     template = _EXPECTED.get(kind)
     if template is None:
         return f"{path}: {details['msg']}, found {_show(found)}"
@@ -335,7 +337,7 @@ def _show(value: Any) -> str:
     if isinstance(value, str):
         return f"the text {value!r}"
     if isinstance(value, Mapping):
-        return "a section with keys"
+        return f"a section with the keys {', '.join(map(str, value))}" if value else "a section without keys"
     if isinstance(value, list | tuple):
         return f"the list {list(value)!r}"
     if value is None:

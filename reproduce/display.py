@@ -51,6 +51,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 bundle` or `1,000 bundles`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def open_display(style: Style, what: str, first_step: int, last_step: int, tokens: int) -> Display:
     """The display for this output. `tokens`: per step."""
     if style == "none":

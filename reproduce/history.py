@@ -1,11 +1,14 @@
 """What there is in the store and in run/, for people."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from artifacts import (
+    Attestation,
+    Bundle,
     Resolved,
     RunInfo,
     Store,
@@ -20,13 +23,17 @@ from artifacts import (
     resolve,
 )
 from reproduce import outputs
-from reproduce.configuration import Configuration, SamplingSpec, differences, from_identity
-from reproduce.errors import Changed, ConfigurationError, Inconclusive
+from reproduce.configuration import Configuration, SamplingSpec, differences, explain, from_identity
+from reproduce.display import counted
+from reproduce.errors import Changed, ConfigurationError, Inconclusive, ReproduceError
+from reproduce.imported import is_imported, sample_imported
 from reproduce.lineage import Lineage
+from reproduce.naming import FINAL, REMEDY, digits, find_state
 from reproduce.project import Project
 from reproduce.workbench import open_workbench
 
-REMEDY = "run `dvc repro`"
+_RESULTS = ("run.json", "metrics.json", "sample.txt", "record.json")
+_LONG = 8  # of lists with more numbers only the range is shown
 
 
 def find_bundle(store: Store, prefix: str) -> str:
@@ -38,6 +45,11 @@ def find_bundle(store: Store, prefix: str) -> str:
 def show_committed(project: Project) -> Iterator[str]:
     """The results of the pipeline's last run."""
     folder = project.outputs
+    if missing := [name for name in _RESULTS if not (folder / name).is_file()]:
+        raise Inconclusive(
+            f"the pipeline is not through, {folder / missing[0]} is missing: `dvc repro` makes or finishes it, "
+            "and `reproduce log` lists what is saved so far"
+        )
     run = outputs.read_json(folder / "run.json", REMEDY)
     metrics = outputs.read_json(folder / "metrics.json", REMEDY)
     text = (folder / "sample.txt").read_text(encoding="utf-8")
@@ -53,35 +65,50 @@ def show_committed(project: Project) -> Iterator[str]:
 
 
 def log_lines(project: Project, configuration: Configuration) -> Iterator[str]:
-    """One line per run and per record."""
+    """One line per run and per record, each from the oldest to the newest."""
     store = project.store(configuration.run)
-    runs = list_runs(store)
-    for info in runs:
-        yield _run_line(info)
-    records = find_records(store)
-    for name in records:
-        record = read_record(store, name)
-        seen = [a for a in read_attestations(store, name).values() if a.activity == "verified"]
-        verdicts = sorted({str(a.verdict.get("verdict")) for a in seen})
-        verified = f"verified {len(seen)} times ({', '.join(verdicts)})" if seen else "not verified yet"
-        yield (
-            f"record {name[:12]}  {record.steps} steps  final bundle {record.final_bundle[:12]}  "
-            f"validation loss {record.results.get('validation_loss')}  {verified}"
-        )
+    runs = [(info, Lineage.read(info.lineage, info.run_id)) for info in list_runs(store)]
+    for info, lineage in sorted(runs, key=lambda run: (_began(run[1]), run[0].run_id)):
+        yield _run_line(info, lineage)
+    records = [(name, read_attestations(store, name).values()) for name in find_records(store)]
+    for name, attestations in sorted(records, key=lambda entry: (_first_seen(entry[1]), entry[0])):
+        yield _record_line(store, name, attestations)
     if not runs and not records:
         yield f"no runs in {store.path} yet: `dvc repro` makes one"
 
 
-def _run_line(info: RunInfo) -> str:
+def _began(lineage: Lineage | None) -> str:
+    """ISO times in UTC sort as text."""
+    return "" if lineage is None or not lineage.sessions else lineage.sessions[0].started
+
+
+def _first_seen(attestations: Iterable[Attestation]) -> str:
+    return min((attestation.finished for attestation in attestations), default="")
+
+
+def _record_line(store: Store, name: str, attestations: Iterable[Attestation]) -> str:
+    record = read_record(store, name)
+    seen = [a for a in attestations if a.activity == "verified"]
+    verdicts = sorted({str(a.verdict.get("verdict")) for a in seen})
+    verified = f"verified {counted(len(seen), 'time')} ({', '.join(verdicts)})" if seen else "not verified yet"
+    first = _first_seen(attestations)
+    loss = record.results.get("validation_loss")
+    return (
+        f"record {name[:12]}  {counted(record.steps, 'step')}  final bundle {record.final_bundle[:12]}  "
+        f"validation loss {f'{loss:.4f}' if isinstance(loss, float) else 'not known'}"
+        f"{f'  since {first}' if first else ''}  {verified}"
+    )
+
+
+def _run_line(info: RunInfo, lineage: Lineage | None) -> str:
     last = max(info.bundles, default=None)
     reached = "no bundle yet" if last is None else f"bundle {info.bundles[last][:12]} of step {last}"
-    lineage = Lineage.read(info.lineage, info.run_id)
     steps = "?" if lineage is None else lineage.configuration["train"]["steps"]
-    started = "" if lineage is None or not lineage.sessions else f"  since {lineage.sessions[0].started}"
+    started = f"  since {began}" if (began := _began(lineage)) else ""
     sessions = 0 if lineage is None else len(lineage.sessions)
     return (
         f"run {info.run_id[:12]}  {info.status}  {reached} of {steps}  "
-        f"{sessions} session{'s' if sessions != 1 else ''}{started}{_fork(lineage)}"
+        f"{counted(sessions, 'session')}{started}{_fork(lineage)}"
     )
 
 
@@ -94,11 +121,11 @@ def _fork(lineage: Lineage | None) -> str:
 def show_hash(project: Project, configuration: Configuration, prefix: str) -> Iterator[str]:
     """Everything about a record or bundle."""
     store = project.store(configuration.run)
-    found = resolve(store, prefix)
-    if found.kind == "record":
+    found, bundle = find_state(project, store, prefix)
+    if bundle is None:
         yield from _show_record(store, found)
     else:
-        yield from _show_bundle(store, found)
+        yield from _show_bundle(store, found, bundle)
 
 
 def _show_record(store: Store, found: Resolved) -> Iterator[str]:
@@ -113,21 +140,36 @@ def _show_record(store: Store, found: Resolved) -> Iterator[str]:
     yield f"specification  {record.specification}"
     yield f"sources        {record.sources_digest}"
     if isinstance(record.lock, dict) and "fork" in record.lock:
-        yield f"fork           {record.lock['fork']}"
-    if record.tolerance is not None:
-        yield f"hardware       {record.hardware}"
-        yield f"tolerance      {record.tolerance}"
+        yield from _value_lines("fork", record.lock["fork"])
+    yield from _value_lines("hardware", record.hardware)
+    yield from _value_lines("tolerance", record.tolerance)
     for name, value in sorted(record.results.items()):
-        if not isinstance(value, dict | list):
-            yield f"{name:<14} {value}"
+        yield from _value_lines(name, value)
     yield "bundles"
     for step, bundle in record_bundles(store, found.hash).items():
         yield f"  step {step:>8}  {bundle}"
-    for name, attestation in read_attestations(store, found.hash).items():
+    attestations = read_attestations(store, found.hash)
+    for name, attestation in sorted(attestations.items(), key=lambda entry: (entry[1].finished, entry[0])):
         yield (
             f"attestation {name[:12]}  {attestation.activity}  {attestation.verdict.get('verdict')}  "
             f"{attestation.finished}  {_machine(attestation.environment)}"
         )
+
+
+def _value_lines(name: str, value: Any) -> Iterator[str]:
+    """A value of a record or state: what is within a section indented, of long lists the length and the range."""
+    if isinstance(value, Mapping):
+        yield name
+        for key, inner in value.items():
+            for line in _value_lines(str(key), inner):
+                yield f"  {line}"
+    elif isinstance(value, list) and len(value) > _LONG and all(isinstance(v, int | float) for v in value):
+        yield f"{name:<14} {len(value)} numbers, {min(value)} to {max(value)}"
+    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+        for number, inner in enumerate(value, 1):
+            yield from _value_lines(f"{name} {number}", inner)
+    elif value is not None:
+        yield f"{name:<14} {', '.join(map(str, value)) if isinstance(value, list) else value}"
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
@@ -135,8 +177,7 @@ def _machine(environment: Mapping[str, Any]) -> str:
     return str(cpu.get("model")) if isinstance(cpu, Mapping) else "unknown machine"
 
 
-def _show_bundle(store: Store, found: Resolved) -> Iterator[str]:
-    bundle = load_bundle(store, found.hash)
+def _show_bundle(store: Store, found: Resolved, bundle: Bundle) -> Iterator[str]:
     yield f"bundle         {found.hash}"
     for record in found.records:
         yield f"record         {record}"
@@ -144,7 +185,7 @@ def _show_bundle(store: Store, found: Resolved) -> Iterator[str]:
         if found.hash in info.bundles.values():
             yield f"run            {info.run_id} ({info.status})"
     for name, value in sorted(bundle.state.items()):
-        yield f"{name:<14} {value}"
+        yield from _value_lines(name, value)
     # An imported bundle has no history.
     losses = bundle.tensors.get("history/loss")
     if losses is not None and len(losses):
@@ -153,17 +194,26 @@ def _show_bundle(store: Store, found: Resolved) -> Iterator[str]:
 
 
 def sample_text(
-    project: Project, configuration: Configuration, prefix: str, options: Mapping[str, Any]
+    project: Project,
+    configuration: Configuration,
+    prefix: str,
+    options: Mapping[str, Any],
+    tokenizer: Path | None = None,
 ) -> str:
-    """Text from a bundle, with sampling options over those of its configuration."""
-    if prefix == "final":
-        name = outputs.read_json(project.outputs / "run.json", REMEDY)["final_bundle"]
+    """Text from a bundle, with sampling options over those of its configuration. `tokenizer`: see `sample_imported`."""
+    if prefix == FINAL:
+        name = digits(project, prefix)
         bundle = read_folder(project.outputs / "bundle", name)
     else:
         store = project.store(configuration.run)
         name = find_bundle(store, prefix)
         bundle = load_bundle(store, name)
+        if is_imported(bundle):
+            sampling = _with_options(configuration.sampling, options)
+            return sample_imported(bundle, name, configuration, tokenizer, sampling)
         configuration = configuration_of(store, name, configuration)
+    if tokenizer is not None:
+        raise ReproduceError(f"--tokenizer is for imported bundles, bundle {name} was trained with its own")
     sampling = _with_options(configuration.sampling, options)
     with open_workbench(configuration, project.dataset) as workbench:
         workbench.load(bundle, f"bundle {name}")
@@ -175,7 +225,7 @@ def _with_options(sampling: SamplingSpec, options: Mapping[str, Any]) -> Samplin
     try:
         return SamplingSpec.model_validate(given)
     except ValidationError as error:
-        faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
+        faults = "; ".join(explain(fault, given) for fault in error.errors())
         raise ConfigurationError(f"these sampling options cannot be used: {faults}") from error
 
 
@@ -203,6 +253,4 @@ def _recorded(store: Store, name: str) -> dict[str, Any]:
     for record in find_records(store):
         if name in record_bundles(store, record).values():
             return read_record(store, record).configuration
-    raise Inconclusive(
-        f"bundle {name} belongs to no run or record in {store.path}, so its configuration is not known"
-    )
+    raise Inconclusive(f"bundle {name} belongs to no run or record in {store.path}, so its configuration is not known")

@@ -64,7 +64,9 @@ class Lineage(BaseModel):
         try:
             return cls.model_validate(value)
         except ValueError as error:
-            raise CorruptOutput(f"lineage of run {run_id} cannot be understood: {error}") from error
+            raise CorruptOutput(
+                f"lineage of run {run_id} cannot be understood: {error}. `reproduce fsck` lists what else is damaged"
+            ) from error
 
     def write(self, run: Run) -> None:
         run.set_lineage(self.model_dump(mode="json"))

@@ -24,8 +24,9 @@ from artifacts import (
 )
 from artifacts.bundle import Array
 from reproduce.configuration import Configuration
-from reproduce.errors import CorruptOutput
+from reproduce.errors import Inconclusive
 from reproduce.lineage import Lineage
+from reproduce.naming import digits
 from reproduce.outputs import write_text
 from reproduce.project import Project
 
@@ -52,9 +53,9 @@ def write_page(project: Project, configuration: Configuration, prefix: str | Non
     if prefix is None:
         record = project.outputs / "record.json"
         if not record.is_file():
-            raise CorruptOutput(f"expected {record}, found none: run `dvc repro`, or name a record or bundle")
+            raise Inconclusive(f"{record} is missing: `dvc repro` makes or finishes it; or name a record or bundle")
         prefix = hash_bytes(record.read_bytes())
-    write_text(path, page(project.store(configuration.run), prefix))
+    write_text(path, page(project.store(configuration.run), digits(project, prefix)))
 
 
 def page(store: Store, prefix: str) -> str:

@@ -107,20 +107,25 @@ def export(hash: str, path: Path, kind: str, data: bool, all_bundles: bool) -> N
             f"{len(contents.attestations)} attestations and {len(contents.files)} files is in {path}"
         )
         return
-    _export_bundle(store, configuration, hash, path, kind)
+    _export_bundle(project, store, configuration, hash, path, kind)
 
 
-def _export_bundle(store: "Store", configuration: "Configuration", hash: str, path: Path, kind: str) -> None:
+def _export_bundle(
+    project: "Project", store: "Store", configuration: "Configuration", hash: str, path: Path, kind: str
+) -> None:
     from artifacts import load_bundle, write_folder
     from reproduce.history import configuration_of, find_bundle
+    from reproduce.imported import is_imported
     from reproduce.interchange import export_andrea, export_gpt2
+    from reproduce.naming import digits
 
-    name = find_bundle(store, hash)
+    name = find_bundle(store, digits(project, hash))
     if kind == "folder":
         write_folder(store, name, path)
     else:
-        model = configuration_of(store, name, configuration).model
         bundle = load_bundle(store, name)
+        known = configuration if is_imported(bundle) else configuration_of(store, name, configuration)
+        model = known.model
         if kind == "gpt2":
             export_gpt2(bundle, name, model, path)
         else:
@@ -129,7 +134,7 @@ def _export_bundle(store: "Store", configuration: "Configuration", hash: str, pa
 
 
 @click.command(name="import")
-@click.argument("path", type=_FILE)
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
 @_KIND
 @click.option("--files", type=_FILE, help="Put the capsule's data and sources into this new folder.")
 def import_(path: Path, kind: str, files: Path | None) -> None:
@@ -139,7 +144,9 @@ def import_(path: Path, kind: str, files: Path | None) -> None:
     project, configuration, store = _open()
     match kind:
         case "capsule":
-            from reproduce.capsules import take_capsule
+            from reproduce.capsules import require_capsule, take_capsule
+
+            require_capsule(path)
 
             contents, where = take_capsule(project, store, path, files)
             _say(f"record {contents.record} with {len(contents.bundles)} bundles is in the store")
@@ -163,7 +170,11 @@ def import_(path: Path, kind: str, files: Path | None) -> None:
 
 @click.command()
 @click.argument("record")
-@click.option("--add", type=_FILE, help="Add the statement in this file, made on another machine.")
+@click.option(
+    "--add",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Add the statement in this file, made on another machine.",
+)
 def attest(record: str, add: Path | None) -> int:
     """Who saw RECORD, with which verdict, as in-toto statements; exit 1 if verdicts disagree."""
     from artifacts import read_attestations

@@ -215,6 +215,7 @@ class _Training:
             if step == steps:
                 self.saver.drain()
                 return
+            self.saver.check()
             result = self.trainer.train_step()
             self.display.step(result.step, float(result.loss))
 

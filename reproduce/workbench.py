@@ -17,6 +17,7 @@ from reproduce.configuration import Configuration, RunOptions, SamplingSpec
 from reproduce.display import say_aside
 from reproduce.errors import ConfigurationError
 from reproduce.state import Identity
+from reproduce.vocabulary import check_vocabulary
 
 
 class Stopped(Exception):
@@ -56,7 +57,8 @@ class Workbench:
         self.trainer.load_state(bundle.tensors)
         if self.trainer.step != step:
             raise ConfigurationError(
-                f"{what}: its state says step {step}, its history has {self.trainer.step} steps"
+                f"{what}: its state says step {step}, its history has {self.trainer.step} steps: take another bundle "
+                "(`reproduce show RECORD` lists a run's)"
             )
 
     def evaluate(self, stopped: Callable[[], bool] = never) -> float:
@@ -103,11 +105,8 @@ def identity_of(configuration: Configuration, dataset: Dataset) -> Identity:
 
 def check_dataset(configuration: Configuration, dataset: Dataset) -> None:
     """Raises ConfigurationError or TooShortError where model and data do not fit each other."""
-    model, train, size = configuration.model, configuration.train, dataset.tokenizer.size
-    if model.vocab < size:
-        raise ConfigurationError(
-            f"model.vocab: expected at least the tokenizer's {size} tokens, found {model.vocab}: set model.vocab={size}"
-        )
+    model, train = configuration.model, configuration.train
+    check_vocabulary(model, dataset.tokenizer.size)
     TrainingOrder(dataset.train, model.context, train.batch, train.seed)
     ValidationWindows(dataset.validation, model.context)
     encode_prompt(dataset.tokenizer, configuration.sampling.prompt)

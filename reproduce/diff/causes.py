@@ -6,6 +6,7 @@ from typing import Any
 from reproduce.configuration import differences
 from reproduce.diff.sides import Side
 from reproduce.diff.states import State
+from reproduce.display import counted
 
 _DECIDES_NOTHING = ("git", "hash_seed", "locale", "threads", "cores")
 """Parts of a fingerprint that no tier's bits depend on: named last, as what they are."""
@@ -29,7 +30,7 @@ def causes(a: Side, b: Side, step: int | None, states: tuple[State, State] | Non
 
 def _configuration(a: Side, b: Side) -> list[str]:
     changed = differences(a.identity.configuration, b.identity.configuration)
-    return [f"the configurations differ in {len(changed)} places, listed above"] if changed else []
+    return [f"the configurations differ in {counted(len(changed), 'place')}, listed above"] if changed else []
 
 
 def _data(a: Side, b: Side) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from reproduce.configuration import RunOptions, differences
 from reproduce.diff.causes import causes
+from reproduce.diff.contents import compare_contents
 from reproduce.diff.first_step import first_difference
 from reproduce.diff.sides import Side
 from reproduce.diff.states import State, state_after
@@ -45,7 +46,7 @@ def diff(project: Project, options: RunOptions, a: Side, b: Side, as_json: bool)
         steps=[len(a.digests), len(b.digests)],
         step=first_difference(a.digests, b.digests),
     )
-    states = _states(project, options, a, b, found, say)
+    states = None if _told_by_contents(a, b, found) else _states(project, options, a, b, found, say)
     if states is not None:
         found.states = [
             {"origin": state.origin, "note": state.note, "replayed_steps": state.replayed_steps} for state in states
@@ -71,6 +72,17 @@ def diff(project: Project, options: RunOptions, a: Side, b: Side, as_json: bool)
 def _data(a: Side, b: Side) -> list[str]:
     before = {"dataset": a.identity.dataset, "tokenizer": a.identity.tokenizer}
     return differences(before, {"dataset": b.identity.dataset, "tokenizer": b.identity.tokenizer})
+
+
+def _told_by_contents(a: Side, b: Side, found: Difference) -> bool:
+    """Whether the tensors that differ first are known by their hashes. Where both have saved the state, that tells
+    more."""
+    step = found.step
+    if step is None or a.contents is None or b.contents is None or (step in a.bundles and step in b.bundles):
+        return False
+    found.compared_at = step
+    found.tensors = compare_contents(a.contents, b.contents, step)
+    return True
 
 
 def _states(
@@ -131,7 +143,9 @@ def _lines(found: Difference) -> list[str]:
         lines.append(f"tensor: and {len(shown) - _SHOWN_TENSORS} more (--json lists all)")
     if found.compared_at is not None and not found.tensors and found.step is not None:
         notes = [state["note"] for state in found.states if state["origin"] in ("none", "replayed otherwise")]
-        lines.append(f"tensor: cannot be told: {'; '.join(notes)}")
+        lines.append(
+            f"tensor: cannot be told: {'; '.join(notes)}" if notes else "tensor: all are the same, the loss is not"
+        )
     return lines + [f"evidence: {line}" for line in found.evidence]
 
 
@@ -148,6 +162,9 @@ def _step_line(found: Difference) -> str:
 
 
 def _tensor_line(entry: dict[str, Any]) -> str:
+    if "blake3" in entry:
+        a, b = ("not there" if content is None else content[:12] for content in entry["blake3"])
+        return f"{entry['tensor']}: another content, BLAKE3 A {a}, B {b}"
     if "index" not in entry:
         return f"{entry['tensor']}: A {entry['a']}, B {entry['b']}"
     return (

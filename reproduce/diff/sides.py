@@ -19,6 +19,7 @@ from artifacts import (
 )
 from artifacts.errors import Ambiguous, InvalidInput
 from artifacts.store import FORMAT_FILE
+from reproduce.diff.contents import Contents
 from reproduce.errors import Inconclusive, ReproduceError
 from reproduce.lineage import Lineage
 from reproduce.state import Identity
@@ -29,7 +30,8 @@ from reproduce.verification.integrity import bundles_by_step
 class Side:
     """kind: record, run or bundle. digests, losses: after each step done, from step 1. bundles: saved states by step.
 
-    environments: of those who say that they trained it. sessions: first step of each process that worked on it.
+    contents: of every tensor after each step, where the tier keeps them. environments: of those who say that they
+    trained it. sessions: first step of each process that worked on it.
     """
 
     kind: str
@@ -40,6 +42,7 @@ class Side:
     digests: list[bytes]
     losses: npt.NDArray[np.float32]
     bundles: Mapping[int, str]
+    contents: Contents | None
     environments: list[Mapping[str, Any]] = field(default_factory=list)
     sessions: list[int] = field(default_factory=list)
 
@@ -100,6 +103,7 @@ def _of_record(store: Store, name: str) -> Side:
         _digests(final),
         final["history/loss"],
         bundles_by_step(store, name, record),
+        Contents.of(final),
         [a.environment for a in trained],
         _sessions_of(store, record.final_bundle),
     )
@@ -119,6 +123,7 @@ def _of_run(store: Store, info: RunInfo) -> Side:
         _digests(newest),
         newest["history/loss"],
         info.bundles,
+        Contents.of(newest),
         sessions=[session.first_step for session in lineage.sessions],
     )
 
@@ -143,6 +148,7 @@ def _of_bundle(store: Store, name: str, records: tuple[str, ...]) -> Side:
         _digests(tensors),
         tensors["history/loss"],
         bundles,
+        Contents.of(tensors),
         holder.environments,
         [s for s in holder.sessions if s <= step],
     )

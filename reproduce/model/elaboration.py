@@ -245,8 +245,9 @@ class _Elaboration:
             return self.names[name.name]
         if name.name in OPERATIONS:
             return Operation(name.name)
-        known = [*self.names, *OPERATIONS]
+        known = [*self.names, *OPERATIONS, "true", "false"]
         close = difflib.get_close_matches(name.name[:40], known, 1)
+        close = [word for word in known if word == name.name.lower()] or close
         hint = f"did you mean {close[0]}?" if close else "give it a value before this line"
         raise fault(self.source, name.span, f"there is no {_short(name.name)} here: {hint}")
 

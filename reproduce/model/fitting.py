@@ -82,8 +82,9 @@ class _Fitting:
             span = self.header[where].span if where in self.header else self.name
             if details["type"] == "value_error":
                 raise fault(self.source, span, str(details["ctx"]["error"])) from None
-            expected = details["msg"].removeprefix("Input should be ")
-            message = f"{where}: expected a value {expected}, found {details['input']!r}: correct it"
+            most = details["ctx"].get("le")
+            expected = details["msg"].removeprefix("Input should be ") if most is None else f"at most {most}"
+            message = f"{where}: expected {expected}, found {details['input']!r}: correct it"
             raise fault(self.source, span, message) from None
 
     # --- the parts ---

@@ -42,15 +42,15 @@ _TOKENS = {
     "_INDENT": "an indented block",
     "_DEDENT": "the end of the block",
     "$END": "the end of the file",
-    "PLUS": "+",
-    "MINUS": "-",
-    "STAR": "*",
-    "LPAR": "(",
-    "RPAR": ")",
-    "COMMA": ",",
-    "COLON": ":",
-    "SEMICOLON": ";",
-    "EQUAL": "=",
+    "PLUS": "'+'",
+    "MINUS": "'-'",
+    "STAR": "'*'",
+    "LPAR": "'('",
+    "RPAR": "')'",
+    "COMMA": "','",
+    "COLON": "':'",
+    "SEMICOLON": "';'",
+    "EQUAL": "'='",
     "MODEL": "model",
     "REPEAT": "repeat",
     "TRUE": "true",
@@ -60,6 +60,13 @@ _TOKENS = {
 _GROUPS = {
     "a value": frozenset({"NAME", "NUMBER", "DECIMAL", "TEXT", "LPAR"}),
     "an operator": frozenset({"PLUS", "MINUS", "STAR"}),
+}
+# What to write instead of a character that the language has not.
+_INSTEAD = {
+    "\t": "indent with spaces",
+    "'": "write texts in double quotes",
+    '"': "end the text with a double quote on the same line",
+    "/": "there are + - and *",
 }
 
 
@@ -146,7 +153,7 @@ def _explain(source: Source, error: UnexpectedInput) -> ModelError:
         at: int = error.pos_in_stream  # type: ignore[assignment]
         found = source.text[at : at + 1]
         expected = _expected(set(error.allowed or ()) - {"_NL"}) or "a statement"
-        advice = ": indent with spaces" if found == "\t" else ""
+        advice = f": {_INSTEAD[found]}" if found in _INSTEAD else ""
         return fault(source, Span(at, at + 1), f"expected {expected}, found the character {found!r}{advice}")
     if isinstance(error, UnexpectedToken):
         token = error.token
@@ -160,7 +167,9 @@ def _explain(source: Source, error: UnexpectedInput) -> ModelError:
         if token.type in ("NAME", "NUMBER", "DECIMAL", "TEXT"):
             shown = str(token) if len(token) <= 40 else f"{token[:40]}..."
             found = f"{found}, {shown}" if token.type != "NAME" else f"the name {shown}"
-        return fault(source, span, f"expected {_expected(set(error.accepts or error.expected))}, found {found}")
+        types = set(error.accepts or error.expected)
+        advice = ": begin with model Name(context=..., vocab=...):" if "MODEL" in types else ""
+        return fault(source, span, f"expected {_expected(types)}, found {found}{advice}")
     end = len(source.text.rstrip())
     return fault(source, Span(end, end + 1), f"expected more, found {_TOKENS['$END']}")
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from reproduce.display import counted
 from reproduce.planning.devices import Device
 from reproduce.planning.items import TITLES, Item
 from reproduce.planning.rates import Rate
@@ -34,10 +35,10 @@ def console_for(stream: TextIO | None = None) -> Console:
 def show_report(console: Console, found: Report, name: str, limit: Limit, rate: Rate | None) -> None:
     """All of a plan but the verdict."""
     train, sizes = found.configuration.train, found.plan.sizes
-    threads = f", {sizes.threads} threads" if found.device.backend == "cpu" else ""
+    threads = f", {counted(sizes.threads, 'thread')}" if found.device.backend == "cpu" else ""
     console.print(Text(f"{name} on {found.device.name}{threads}, tier {found.configuration.tier}", style="bold"))
     console.print(
-        f"{sizes.batch} of the {train.batch} rows of a batch at once ({train.shards} shards), "
+        f"{sizes.batch} of the {train.batch} rows of a batch at once ({counted(train.shards, 'shard')}), "
         f"{sizes.context} tokens each; specification {found.specification[:12]}"
     )
     console.print(_memory_table(found, limit))

@@ -20,6 +20,7 @@ _DEEP = 32  # layers from which to plan once for each remedy takes seconds
 
 _STATE_BYTES = 12  # of a bundle for each parameter: weight, m and v in fp32
 _HISTORY_BYTES = 36  # of a bundle for each step done: loss and digest
+_CONTENT_BYTES = 96  # and in the tier debug for each named parameter: the hashes of its weights, m and v
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def report(configuration: Configuration, device: Device) -> Report:
         plan=plan,
         memory=memory_of(plan, program),
         parameters=parameters,
-        disk=disk_of(configuration, sum(item.elements for item in parameters)),
+        disk=disk_of(configuration, sum(item.elements for item in parameters), len(program.parameters)),
         work=work_of(program, configuration.train),
     )
 
@@ -144,13 +145,15 @@ def plan_for(configuration: Configuration, device: Device) -> tuple[Program, Pla
     return program, plan
 
 
-def disk_of(configuration: Configuration, parameters: int) -> Disk:
-    """The bundles that a run saves by itself: at the start, every so many steps, at the end."""
+def disk_of(configuration: Configuration, parameters: int, names: int) -> Disk:
+    """The bundles that a run saves by itself: at the start, every so many steps, at the end. parameters: elements of
+    all `names` named ones."""
     steps, every = configuration.train.steps, configuration.run.save_every_steps
     regular = (steps - 1) // every
     state = _STATE_BYTES * parameters
-    history = _HISTORY_BYTES * (every * regular * (regular + 1) // 2 + steps)
-    return Disk(regular + 2, state + _HISTORY_BYTES * steps, (regular + 2) * state + history)
+    per_step = _HISTORY_BYTES + (_CONTENT_BYTES * names if configuration.tier == "debug" else 0)
+    history = per_step * (every * regular * (regular + 1) // 2 + steps)
+    return Disk(regular + 2, state + per_step * steps, (regular + 2) * state + history)
 
 
 @dataclass(frozen=True)

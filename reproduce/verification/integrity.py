@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from artifacts import Record, Store, load_bundle, read_attestations, read_digests, record_bundles, verify_bundle
 from artifacts.bundle import load_manifest
+from engine.digest import content_digest, content_hashes
 from reproduce.configuration import Configuration, RunOptions, from_identity
 from reproduce.errors import Changed, ConfigurationError, CorruptOutput
 from reproduce.outputs import shortest
@@ -59,6 +60,8 @@ def read_claims(store: Store, name: str, record: Record, options: RunOptions) ->
     final = load_bundle(store, record.final_bundle).tensors
     _check_history(final, digests, "final bundle")
     losses = final["history/loss"]
+    if configuration.tier == "debug":
+        _check_contents(final, digests)
     for result, at in (("first_loss", 0), ("last_loss", -1)):
         if record.results.get(result) != float(shortest(losses[at])):
             raise CorruptOutput(f"{result} of the record is not that of its final bundle")
@@ -87,6 +90,19 @@ def check_bundles(store: Store, claims: Claims) -> None:
             raise CorruptOutput(f"the record lists a bundle that is not its own: {error}") from error
         if found != step:
             raise CorruptOutput(f"bundle {bundle} is listed for step {step}, but is of step {found}")
+
+
+def _check_contents(final: Mapping[str, npt.NDArray[Any]], digests: list[bytes]) -> None:
+    """The hashes of all tensors after every step, against the step digests and what the final tensors are."""
+    contents, losses = final.get("history/tensors"), final["history/loss"]
+    if contents is None or len(contents) != len(digests):
+        raise CorruptOutput("the final bundle does not hold the hashes of its tensors after every step")
+    for step, (hashes, loss, digest) in enumerate(zip(contents, losses, digests, strict=True), 1):
+        if content_digest(step, loss, hashes) != digest:
+            raise CorruptOutput(f"the step digest of step {step} is not that of its tensors")
+    tensors = {name: tensor for name, tensor in final.items() if not name.startswith("history/")}
+    if content_hashes(tensors, 1).tobytes() != contents[-1].tobytes():
+        raise CorruptOutput("the tensors of the final bundle are not those that its last step digest names")
 
 
 def _check_history(tensors: Mapping[str, npt.NDArray[Any]], digests: list[bytes], what: str) -> None:

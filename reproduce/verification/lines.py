@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reproduce.display import counted
+
 _SHOWN_TENSORS = 6
 
 Entry = Mapping[str, Any]
@@ -39,8 +41,8 @@ def _tensor_lines(step: int, tensors: Sequence[Entry]) -> list[str]:
     lines = [
         f"step {step}: {entry['tensor']}: {entry['difference']} is not the same"
         if "difference" in entry
-        else f"step {step}: {entry['tensor']}: {entry['elements']} elements differ, first {entry['index']}: "
-        f"{entry['found']} here, {entry['expected']} in the record"
+        else f"step {step}: {entry['tensor']}: {counted(entry['elements'], 'element')} not the same, first "
+        f"{entry['index']}: {entry['found']} here, {entry['expected']} in the record"
         for entry in ordered
     ]
     more = len(lines) - _SHOWN_TENSORS

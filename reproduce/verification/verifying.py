@@ -16,7 +16,7 @@ from engine.errors import EngineError
 from engine.plan import make_plan
 from engine.program import build_program
 from reproduce.configuration import RunOptions
-from reproduce.display import duration, open_display
+from reproduce.display import counted, duration, open_display
 from reproduce.display import say as print_line
 from reproduce.environment import fingerprint
 from reproduce.errors import CorruptOutput, Inconclusive, PlanRefused, ReproduceError
@@ -151,7 +151,7 @@ class _Verification:
         self._fork(claims)
         report.steps = parse_steps(self.request.steps, min(claims.bundles), record.steps)
         check_bundles(self.store, claims)
-        self.say(f"integrity: record, step digests and {len(claims.bundles)} bundles are whole")
+        self.say(f"integrity: record, step digests and {counted(len(claims.bundles), 'bundle')} are whole")
         if (commit := self._sources()) is not None:
             return self._elsewhere(commit)
         expected = expectation(record, self.options.device)
@@ -332,8 +332,11 @@ def _conclude(report: Report, record: Record, expected: Expectation, segments: l
     first, last = report.steps
     parts = f"up to step {last} of {record.steps}"
     if report.seed is not None:
-        parts = f"in {len(segments)} segments between steps {first} and {last} of {record.steps}"
-    compared = f"{counts['digests']} step digests, {counts['bundles']} bundles and {counts['evaluations']} evaluations"
+        parts = f"in {counted(len(segments), 'segment')} between steps {first} and {last} of {record.steps}"
+    compared = (
+        f"{counted(counts['digests'], 'step digest')}, {counted(counts['bundles'], 'bundle')} and "
+        f"{counted(counts['evaluations'], 'evaluation')}"
+    )
     if all(segment["verdict"] == "bit-exact" for segment in report.segments):
         report.conclude("bit-exact", f"{compared} {parts} are the same")
     else:

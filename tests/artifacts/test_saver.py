@@ -2,6 +2,7 @@
 
 import fcntl
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -85,6 +86,25 @@ def test_a_failure_is_raised_by_whatever_comes_next(store, arrays, monkeypatch, 
     with pytest.raises(SaveFailed):  # it does not go on as if nothing had been
         saver.submit(arrays, {"step": 3}, names.append)
     assert len(names) == 1
+
+
+def test_a_failure_is_noticed_without_waiting(store, arrays, monkeypatch):
+    """`check` never waits for a save, and raises as soon as one has failed."""
+    go_on = threading.Event()
+
+    def full(descriptor, data):
+        assert go_on.wait(60)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("artifacts.filesystem.write", full)
+    with pytest.raises(SaveFailed, match="No bundle was saved before"), BackgroundSaver(store) as saver:
+        saver.check()
+        saver.submit(arrays, {}, print)
+        saver.check()  # still being saved
+        go_on.set()
+        while True:
+            saver.check()
+            time.sleep(0.001)
 
 
 def test_a_failure_in_on_done_is_a_failure(store, arrays):

@@ -304,7 +304,7 @@ def test_nobody_collects_garbage_in_a_local_folder_meanwhile(store, committed, l
 
 
 def test_wrong_use(store, other, committed, memory, tmp_path):
-    with pytest.raises(Missing, match="STORE_FORMAT"):
+    with pytest.raises(InvalidInput, match="STORE_FORMAT is missing there: `reproduce push"):
         pull(other, memory)
     with pytest.raises(InvalidInput, match="0000"):
         push(store, memory, ["0" * 64])
@@ -339,7 +339,7 @@ def test_an_ambiguous_prefix_lists_all(store, other, committed, memory):
 def test_a_bucket_that_is_not_there(store, other, committed, s3):
     with pytest.raises(RemoteFailed, match="goes on"):
         push(store, "s3://nosuchbucket/x")
-    with pytest.raises(Missing):
+    with pytest.raises(InvalidInput, match="is not a store"):
         pull(other, "s3://nosuchbucket/x")
 
 

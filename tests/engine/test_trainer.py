@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
+from engine.digest import content_hashes
 from engine.errors import NonFinite, SpecError, StateMismatch, TokenError
 from engine.trainer import Trainer
 from tests.engine.bench import Array, normals, same_bits
@@ -251,6 +253,43 @@ def test_the_state_holds_every_step_and_nothing_else() -> None:
     }
     assert state["history/loss"].tolist() == [r.loss for r in results]
     assert [bytes(row) for row in state["history/digest"]] == [r.digest for r in results]
+
+
+def test_in_the_tier_debug_the_state_holds_the_content_of_every_tensor_after_every_step() -> None:
+    """And the digest of a step is over these hashes, its number and its loss."""
+    trainer = make_trainer(tier="debug", threads=2)
+    expected, results = [], []
+    for _ in range(3):
+        results.append(trainer.train_step())
+        now = {name: x for name, x in trainer.state().items() if not name.startswith("history/")}
+        expected.append([blake3(now[name].tobytes()).digest() for name in sorted(now)])
+    found = trainer.state()["history/tensors"]
+    assert found.dtype == np.uint8
+    assert [[bytes(row) for row in rows] for rows in found] == expected
+    for step, (result, hashes) in enumerate(zip(results, expected, strict=True), 1):
+        head = b"samebits step digest of contents 1\n" + step.to_bytes(8, "little") + result.loss.tobytes()
+        assert result.digest == blake3(head + b"".join(hashes)).digest()
+
+
+def test_content_hashes_do_not_depend_on_threads_or_memory_order() -> None:
+    """Large enough for several threads; a transposed view is hashed in the order of its elements."""
+    x = normals(1, 600, 700)
+    expected = [blake3(a.tobytes()).digest() for a in (x, x.T)]
+    for threads in (1, 3):
+        assert [bytes(row) for row in content_hashes({"a": x, "b": x.T}, threads)] == expected
+
+
+def test_a_debug_run_goes_on_with_its_history() -> None:
+    straight, first, second = (make_trainer(tier="debug") for _ in range(3))
+    digests(straight, 5)
+    digests(first, 2)
+    second.load_state(first.state())
+    digests(second, 3)
+    assert straight.state().keys() == second.state().keys()
+    for name, x in straight.state().items():
+        same_bits(second.state()[name], x)
+    with pytest.raises(StateMismatch, match=r"missing.*history/tensors"):
+        second.load_state(make_trainer().state())
 
 
 def _without(name: str) -> Callable[[dict[str, Array]], None]:

@@ -8,25 +8,27 @@ from tests.plan.models import EXAMPLE
 
 # What is replaced in the example -> by what -> the place, and how the message goes on.
 SYNTAX = [
-    (EXAMPLE, "", "line 1, column 1: expected model, found the end of the file"),
+    (EXAMPLE, "", "expected model, found the end of the file: begin with model Name(context=..., vocab=...)"),
     ("model ", "modul ", "line 1, column 1: expected model or the end of the line, found the name modul"),
-    ("CharTransformer(", "(", "line 1, column 7: expected a name, found ("),
-    ("256, vocab=96)", "256, vocab=96", "line 1, column 44: expected , or ), found :"),
+    ("CharTransformer(", "(", "line 1, column 7: expected a name, found '('"),
+    ("256, vocab=96)", "256, vocab=96", "line 1, column 44: expected ',' or ')', found ':'"),
     ("  d = 256", "d = 256", "line 2, column 1: expected an indented block, found the name d"),
     ("  x = token", "   x = token", "line 3, column 4: expected a name, repeat or the end of the block, found a deep"),
     ("  logits", " logits", "line 7, column 2: expected 0 or 2 spaces before this line, as a block has, found 1"),
     ("  logits", "\tlogits", "found the character '\\t': indent with spaces"),
-    ("d = 256;", "d == 256;", "line 2, column 6: expected a value, found ="),
-    ("d = 256;", "d = 256 8;", "line 2, column 11: expected an operator, (, ; or the end of the line, found a whole"),
-    ("d = 256;", "d = ;", "line 2, column 7: expected a value, found ;"),
-    ("d = 256;", "d = 'x';", 'line 2, column 7: expected a value, found the character "\'"'),
-    ("d = 256;", "d = 256 / 2;", "found the character '/'"),
-    ("layers:", "layers", "line 4, column 16: expected :, found the end of the line"),
+    ("d = 256;", "d == 256;", "line 2, column 6: expected a value, found '='"),
+    ("d = 256;", "d = 256 8;", "line 2, column 11: expected an operator, '(', ';' or the end of the line, found a"),
+    ("d = 256;", "d = ;", "line 2, column 7: expected a value, found ';'"),
+    ("d = 256;", "d = 'x';", 'column 7: expected a value, found the character "\'": write texts in double quotes'),
+    ("d = 256;", 'd = "x;', "found the character '\"': end the text with a double quote on the same line"),
+    ("d = 256;", "d = 256 / 2;", "found the character '/': there are + - and *"),
+    ("layers:", "layers", "line 4, column 16: expected ':', found the end of the line"),
     ("repeat layers:", "repeat layers: x = x", "line 4, column 18: expected the end of the line, found the name x"),
 ]
 NAMES = [
     ("mlp(", "mpl(", "line 6, column 13: there is no mpl here: did you mean mlp?"),
     ("4 * d", "4 * q", "line 6, column 37: there is no q here: give it a value before this line"),
+    ("causal=true", "causal=True", "line 5, column 52: there is no True here: did you mean true?"),
     ("d = 256", "norm = 256", "line 2, column 3: norm is an operation: use another name"),
     ("d = 256", "context = 256", "line 2, column 3: context is the number 256 already: use another name"),
     ("d = 256", "tokens = 256", "line 2, column 3: tokens is tokens already: use another name"),
@@ -64,7 +66,7 @@ VALUES = [
     ("(tokens)", "", "line 3, column 7: token_embed(...) that is not applied to tokens + learned_pos: expected two"),
     ("  logits", "  z = norm(x)\n  logits", "line 7, column 7: norm (norm) is computed and never used: remove it or"),
     ("vocab=96", "vocab=16777217", "line 1, column 7: vocab may be at most 16777216, found 16777217"),
-    ("layers = 6", "layers = 100000", "line 1, column 7: layers: expected a value less than or equal to 256, found 1"),
+    ("layers = 6", "layers = 100000", "line 1, column 7: layers: expected at most 256, found 100000: correct it"),
     ("learned_pos(context, d)", "token_embed(vocab, d)(tokens)", "line 7, column 31: expected one token_embed before"),
 ]
 OFFERED = [

@@ -304,9 +304,13 @@ def test_sizes_for_people(value: int) -> None:
 
 
 @settings(max_examples=30)
-@given(st.integers(1, 300), st.integers(1, 400), st.integers(0, 10**6))
-def test_disk_is_the_sum_over_saved_steps(steps: int, every: int, parameters: int) -> None:
-    base = configured("tiny")
+@given(
+    st.integers(1, 300), st.integers(1, 400), st.integers(0, 10**6), st.sampled_from([("portable", 36), ("debug", 708)])
+)
+def test_disk_is_the_sum_over_saved_steps(steps: int, every: int, parameters: int, kept: tuple[str, int]) -> None:
+    """Of each step a loss and a digest, in the tier debug also three hashes for each of seven parameters."""
+    tier, per_step = kept
+    base = configured("tiny", f"tier={tier}")
     configuration = base.model_copy(
         update={
             "train": base.train.model_copy(update={"steps": steps}),
@@ -314,10 +318,10 @@ def test_disk_is_the_sum_over_saved_steps(steps: int, every: int, parameters: in
         }
     )
     saved = {0, steps, *range(0, steps, every)}
-    disk = disk_of(configuration, parameters)
+    disk = disk_of(configuration, parameters, 7)
     assert disk.bundles == len(saved)
-    assert disk.total == sum(12 * parameters + 36 * step for step in saved)
-    assert disk.largest == 12 * parameters + 36 * steps
+    assert disk.total == sum(12 * parameters + per_step * step for step in saved)
+    assert disk.largest == 12 * parameters + per_step * steps
 
 
 def test_work_counts_the_products() -> None:

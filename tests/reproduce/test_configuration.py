@@ -68,7 +68,7 @@ def test_params_is_the_default_experiment_byte_for_byte():
         ("model.dropout=1.0", "model.dropout: expected less than 1.0, found 1.0"),
         ("model.activation=swish", "model.activation: expected 'gelu' or 'relu', found the text 'swish'"),
         ("tier=fast", "tier: expected 'portable' or 'debug', found the text 'fast'"),
-        ("data.tokenizer={kind: words}", "data.tokenizer: expected kind: one of 'characters', 'bpe'"),
+        ("data.tokenizer={kind: words}", "data.tokenizer.kind: expected one of 'characters', 'bpe', found 'words'"),
         ("data.tokenizer={}", "data.tokenizer: expected a section with the key kind"),
         ("data.tokenizer={kind: bpe}", "data.tokenizer.vocabulary: expected a value, found none: add it"),
         ("data.tokenizer={kind: bpe, vocabulary: 300, size: 3}", "data.tokenizer.size: no such key"),

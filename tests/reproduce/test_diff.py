@@ -1,6 +1,7 @@
 """Where two runs part: the step exactly, the tensor and element where a state can be had, and evidence."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from artifacts import list_runs
+from artifacts import list_runs, load_bundle, read_record
 from reproduce.diff import diff
 from reproduce.diff.sides import find_side
 from reproduce.diff.stores import diff_stores
@@ -83,6 +84,75 @@ def test_a_change_of_one_element_is_told_in_ulp(spoilt):
     assert code == 1 and found["step"] is None
     assert (entry["tensor"], entry["elements"], entry["index"], entry["ulp"]) == ("m/embed.position", 1, [3, 2], 1)
     assert "1 of 256 elements, first at [3, 2]" in text
+
+
+@pytest.fixture(scope="module")
+def debug(tmp_path_factory):
+    return make_lab(tmp_path_factory.mktemp("debug") / "project", {"tier": "debug"})
+
+
+@pytest.mark.parametrize("kind", ["weights", "m", "v"])
+def test_in_the_tier_debug_step_and_tensor_are_named_without_a_replay(debug, tmp_path, kind):
+    """A bit flips in one tensor after step 6, which nobody saved: its name is all that differs, where a replay or the
+    next saved state would show every tensor."""
+    flipped = f"{kind}/block0.mlp_up.weight"
+
+    def around(trainer, at):
+        finished = trainer.backend.train_step
+
+        def then_flipped(*words):
+            outcome = finished(*words)
+            bits(trainer.state()[flipped])[5] ^= 1 << 20
+            return outcome
+
+        trainer.backend.train_step = then_flipped if at == 6 else finished
+        trainer.train_step()
+        trainer.backend.train_step = finished
+        trainer.backend.weights_changed()
+
+    spoilt = debug.copy(tmp_path / "spoilt")
+    forged = spoilt.forge_run(Deviation(around_step=around))
+    code, found, text = compare(spoilt, spoilt.record, forged)
+    assert (code, found["step"], found["compared_at"], found["states"]) == (1, 6, 6, [])
+    assert [entry["tensor"] for entry in found["tensors"]] == [flipped]
+    after = [
+        load_bundle(spoilt.store, name).tensors
+        for name in (spoilt.read().final_bundle, read_record(spoilt.store, forged).final_bundle)
+    ]
+    at = sorted(name for name in after[0] if not name.startswith("history/")).index(flipped)
+    assert found["tensors"][0]["blake3"] == [bytes(state["history/tensors"][5, at]).hex() for state in after]
+    assert "the states differ first after step 6\n" in text
+    assert f"tensor: {flipped}: another content, BLAKE3 A " in text
+
+
+def test_in_the_tier_debug_saved_states_still_tell_the_element(debug, tmp_path):
+    def around(trainer, at):
+        if at == 5:
+            bits(trainer.state()["weights/embed.token"])[0] ^= 1
+            trainer.backend.weights_changed()
+        trainer.train_step()
+
+    spoilt = debug.copy(tmp_path / "spoilt")
+    code, found, _ = compare(spoilt, spoilt.record, spoilt.forge_run(Deviation(around_step=around)))
+    assert (code, found["step"]) == (1, 5)
+    assert [state["origin"] for state in found["states"]] == ["saved", "saved"]
+    assert all("index" in entry for entry in found["tensors"])
+
+
+def test_a_loss_alone_that_differs_is_told(debug, tmp_path):
+    def around(trainer, at):
+        finished = trainer.backend.train_step
+        more = 2**20 if at == 6 else 0
+        trainer.backend.train_step = lambda *words: replace(
+            outcome := finished(*words), loss_total=outcome.loss_total + more
+        )
+        trainer.train_step()
+        trainer.backend.train_step = finished
+
+    spoilt = debug.copy(tmp_path / "spoilt")
+    code, found, text = compare(spoilt, spoilt.record, spoilt.forge_run(Deviation(around_step=around)))
+    assert (code, found["step"], found["tensors"]) == (1, 6, [])
+    assert "tensor: all are the same, the loss is not" in text
 
 
 def test_evidence_never_accuses(spoilt):

@@ -9,11 +9,15 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import wait
 
 import psutil
 import pytest
 
-from artifacts import list_runs, load_bundle
+from artifacts import list_runs, load_bundle, saver
+from artifacts.errors import NoSpace
+from artifacts.saver import BackgroundSaver
+from engine.trainer import Trainer
 
 STEPS = 400
 LONG = {
@@ -203,11 +207,38 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(long_project, left_alone):
         pytest.skip("no user and mount namespaces here")
     for stage in ("fetch", "prepare", "plan"):
         project.call("stage", stage)
-    done = project.run(
-        "unshare", "-rm", "sh", "-c", FULL_DISK, "sh", str(16 * 2**20 - 600_000), sys.executable, code=6
-    )
+    done = project.run("unshare", "-rm", "sh", "-c", FULL_DISK, "sh", str(16 * 2**20 - 600_000), sys.executable, code=6)
     assert "last whole bundle" in done.stderr
     assert "failed" in done.stdout
     assert "0 missing, 0 corrupt" in done.stdout
     final = json.loads(project.read("run/run.json"))["final_bundle"]
     assert final == json.loads(left_alone["run/run.json"])["final_bundle"]
+
+
+def test_a_failed_save_stops_the_run_before_the_next_step(long_project, monkeypatch):
+    """Not only when the next bundle is due, which may be hours later."""
+    real_submit, real_save, real_step, steps = BackgroundSaver.submit, saver.save_bundle, Trainer.train_step, []
+
+    def submit(self, tensors, state, on_done):
+        real_submit(self, tensors, state, on_done)
+        wait([self._pending])
+
+    def save(store, tensors, state, threads):
+        if state["step"] == 37:
+            raise NoSpace("no space left")
+        return real_save(store, tensors, state, threads)
+
+    def step(trainer):
+        result = real_step(trainer)
+        steps.append(trainer.step)
+        return result
+
+    for stage in ("fetch", "prepare", "plan"):
+        long_project.call("stage", stage)
+    monkeypatch.setattr(BackgroundSaver, "submit", submit)
+    monkeypatch.setattr(saver, "save_bundle", save)
+    monkeypatch.setattr(Trainer, "train_step", step)
+    said = long_project.call("train", code=6).stderr
+    assert steps == list(range(1, 38))
+    (first,) = (run.bundles[0] for run in list_runs(long_project.store()))
+    assert f"The last whole bundle is {first}" in said

@@ -29,7 +29,11 @@ def test_push_and_pull(other):
     assert find_records(other.store()) == [record]
     assert "were there already" in other.call("pull", str(other.root / "shelf")).stdout
     assert "0 missing, 0 corrupt" in other.call("fsck").stdout
-    other.call("pull", str(other.root / "nothing"), code=4)
+    (other.root / "empty").mkdir()
+    for nothing in ("nothing", "empty"):
+        said = other.call("pull", str(other.root / nothing), code=2).stderr
+        assert "is not a store" in said
+        assert not (other.root / nothing / "STORE_FORMAT").exists()
     other.call("pull", str(other.root / "shelf"), "0000", code=2)
 
 
@@ -104,6 +108,66 @@ def test_gpt2_there_and_back(prepared):
     prepared.call("import", "gpt2", "--as", "gpt2", code=2)
     prepared.write_params({"model": {"hidden": 48}})
     prepared.call("import", "gpt2", "--as", "gpt2", code=4)
+
+
+@pytest.mark.parametrize("kind", ["andrea", "gpt2"])
+def test_text_of_an_imported_bundle(prepared, kind):
+    """It takes a tokenizer that the user names, and then is the text of the same weights trained here."""
+    prepared.call("export", "final", "there", "--as", kind)
+    imported = prepared.call("import", "there", "--as", kind).stdout.split()[1]
+    options = ("--prompt", "The fox", "--tokens", "30", "--seed", "5")
+    expected = prepared.call("sample", "final", *options).stdout
+    assert prepared.call("sample", imported, *options, "--tokenizer", "data/dataset").stdout == expected
+    assert "--tokenizer data/dataset" in prepared.call("sample", imported, *options, code=2).stderr
+    prepared.call("sample", imported, *options, "--tokenizer", "nothing", code=2)
+    prepared.call("sample", imported, *options, "--tokenizer", "corpus", code=4)
+    said = prepared.call("sample", "final", *options, "--tokenizer", "data/dataset", code=2).stderr
+    assert "trained with its own" in said
+    prepared.call("export", imported, "again", "--as", kind)
+    prepared.write_params({"model": {"hidden": 48}})
+    said = prepared.call("sample", imported, *options, "--tokenizer", "data/dataset", code=2).stderr
+    assert "not of the model in params.yaml" in said
+
+
+def test_what_is_no_capsule_is_told_as_that(prepared):
+    prepared.call("export", "final", "plain", "--as", "folder")
+    prepared.call("export", "final", "gpt2", "--as", "gpt2")
+    (prepared.root / "text").write_text("hello\n", encoding="utf-8")
+    (prepared.root / "empty").write_bytes(b"")
+    for path, remedy in (
+        ("plain", "--as folder"),
+        ("gpt2", "--as gpt2"),
+        ("gpt2/model.safetensors", "--as gpt2"),
+        ("text", "reproduce export RECORD FILE"),
+        ("empty", "reproduce export RECORD FILE"),
+        ("corpus", "reproduce export RECORD FILE"),
+    ):
+        said = prepared.call("import", path, code=2).stderr
+        assert "is not a capsule" in said
+        assert remedy in said
+    for kind in ("capsule", "folder", "gpt2", "andrea"):
+        assert "does not exist" in prepared.call("import", "nothing", "--as", kind, code=2).stderr
+
+
+def test_final_is_a_name_wherever_a_bundle_is(prepared):
+    final = read_record(prepared.store(), prepared.record()).final_bundle
+    shown = prepared.call("show", "final").stdout
+    assert shown == prepared.call("show", final).stdout
+    prepared.call("show", "final", "--html", "a.html")
+    prepared.call("show", final, "--html", "b.html")
+    assert prepared.read("a.html") == prepared.read("b.html")
+    # `dvc pull` brings the bundle, not the store.
+    shutil.rmtree(prepared.root / ".samebits" / "store")
+    assert final in prepared.call("show", "final").stdout
+    prepared.call("show", final, code=2)
+
+
+def test_results_that_are_not_there_yet(prepared):
+    (prepared.root / "run" / "run.json").unlink()
+    for command in (("show",), ("show", "final"), ("sample", "final"), ("export", "final", "x", "--as", "andrea")):
+        assert "`dvc repro` makes or finishes it" in prepared.call(*command, code=3).stderr
+    (prepared.root / "run" / "record.json").unlink()
+    prepared.call("show", "--html", "x.html", code=3)
 
 
 def test_a_bundle_as_a_folder(prepared):

@@ -1,6 +1,7 @@
 """The tolerance of the tier `debug`: measured, declared, compared, never widened."""
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -9,11 +10,14 @@ import sys
 import numpy as np
 import pytest
 
+from artifacts import load_bundle
 from engine.numerics.blas import WAYS, product, rounding
+from engine.program import build_program
 from reproduce.environment import hardware_class
 from reproduce.errors import CorruptOutput
 from reproduce.normative import ROOT
-from reproduce.selftest.lab import Deviation, Lab, make_lab
+from reproduce.planning.report import disk_of
+from reproduce.selftest.lab import Deviation, Lab, bits, make_lab
 from reproduce.verification.distances import Tolerance, relative_distance
 
 # Wide enough that BLAS kernels sum in different orders.
@@ -66,6 +70,37 @@ def test_the_record_states_it_with_its_method(debug):
 def test_on_the_same_class_every_bit_is_expected(debug):
     found = debug.verify()
     assert (found["verdict"], found["expected"], found["distances"]) == ("bit-exact", "bit-exact", [])
+
+
+def _other_weight(tensors):
+    bits(tensors["weights/embed.token"])[0] ^= 1
+
+
+def _other_hash(tensors):
+    tensors["history/tensors"][3, 0, 0] ^= 1
+
+
+SPOILT_CONTENTS = {
+    "final tensors": (_other_weight, "its last step digest"),
+    "a hash": (_other_hash, "step digest of step 4"),
+    "no hashes": (lambda tensors: tensors.pop("history/tensors"), "does not hold the hashes"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT_CONTENTS)
+def test_hashes_of_contents_fit_the_step_digests_and_the_tensors(debug, tmp_path, case):
+    change, message = SPOILT_CONTENTS[case]
+    spoilt = debug.copy(tmp_path / "spoilt")
+    found = spoilt.verify(spoilt.forge_final(change))
+    assert (found["verdict"], found["code"]) == ("corrupt", 4)
+    assert message in found["reason"]
+
+
+def test_the_plan_counts_the_history_of_contents(debug):
+    model = build_program(debug.configuration.model).parameters
+    final = load_bundle(debug.store, debug.read().final_bundle).tensors
+    planned = disk_of(debug.configuration, sum(math.prod(p.shape) for p in model), len(model))
+    assert planned.largest == sum(array.nbytes for array in final.values())
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from artifacts import (
+    Attestation,
     load_bundle,
     read_attestations,
     read_digests,
     read_record,
     save_bundle,
     sources_digest,
+    write_attestation,
     write_digests,
     write_record,
 )
@@ -60,7 +62,30 @@ def test_the_true_record_is_bit_exact_and_attested(prepared, record):
     found = [a for a in read_attestations(prepared.store(), record).values() if a.activity == "verified"]
     assert found[-1].verdict["verdict"] == "bit-exact"
     assert found[-1].environment["cpu"]
-    assert "verified 1 times (bit-exact)" in prepared.call("log").stdout
+    assert "verified 1 time (bit-exact)" in prepared.call("log").stdout
+
+
+def test_log_goes_from_the_oldest_to_the_newest(prepared, record):
+    """Whatever their hashes are: records by the first attestation of them."""
+    store = prepared.store()
+    original, environment = read_record(store, record), {"cpu": {"model": "x"}}
+    names = {}
+    for year in (1999, 1997, 1998, 2090):
+        name = write_record(store, original.model_copy(update={"results": {**original.results, "tokens": year}}), {})
+        when = f"{year}-01-01T00:00:00+00:00"
+        write_attestation(store, Attestation(name, "trained", {}, environment, when, when))
+        names[year] = name
+    listed = [line.split()[1] for line in prepared.call("log").stdout.splitlines() if line.startswith("record")]
+    assert listed == [name[:12] for name in (names[1997], names[1998], names[1999], record, names[2090])]
+
+
+def test_show_lists_what_is_within(prepared, record):
+    said = prepared.call("show", record).stdout
+    assert "\nvalidation\n  0              " in said
+    times = [line.split()[4] for line in said.splitlines() if line.startswith("attestation")]
+    assert times == sorted(times)
+    final = read_record(prepared.store(), record).final_bundle
+    assert "\nsampler\n  position       " in prepared.call("show", final).stdout
 
 
 def test_another_number_of_threads_hash_seed_and_locale_are_harmless(prepared, record):
