@@ -13,12 +13,19 @@ Path = tuple[str, ...]
 
 
 def set_values(text: str, values: Mapping[Path, bool | int | float | str], what: str) -> str:
-    """`text` with the scalars at these paths replaced. Raises ConfigurationError where there is no such scalar."""
+    """`text` with the scalars at these paths replaced; a key of the whole document that is missing is put before all.
+
+    Raises ConfigurationError where there is no such scalar.
+    """
     load_yaml(text, what)
     root = YAML(typ="rt", pure=True).compose(text)
     pieces = []
     for path, value in values.items():
         node = _find(root, path)
+        if node is None and len(path) == 1 and isinstance(root, MappingNode) and not root.flow_style:
+            start = root.start_mark.index
+            pieces.append((start, start, f"{path[0]}: {scalar(value)}\n"))
+            continue
         if not isinstance(node, ScalarNode):
             raise ConfigurationError(f"{what}: expected a value at {'.'.join(path)}, found none: write it by hand")
         pieces.append((node.start_mark.index, node.end_mark.index, scalar(value)))
