@@ -66,8 +66,8 @@ def make_trainer(name: str, arguments: argparse.Namespace) -> Trainer:
     if arguments.dropout is not None:
         model = model.model_copy(update={"dropout": arguments.dropout})
     tier: Tier = "prod" if arguments.precision else "portable"
-    batches = RandomBatches(model.vocab)
-    return Trainer(model, train, tier, batches, threads=1, device="cuda", precision=arguments.precision)
+    train = train.model_copy(update={"precision": arguments.precision})
+    return Trainer(model, train, tier, RandomBatches(model.vocab), threads=1, device="cuda")
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -91,9 +91,8 @@ def main() -> None:
     tables = json.loads(CHOSEN.read_text(encoding="utf-8"))
     for name in arguments.experiments:
         model, train = load(name)
-        trainer = Trainer(
-            model, train, "prod", RandomBatches(model.vocab), threads=1, device="cuda", precision=arguments.precision
-        )
+        train = train.model_copy(update={"precision": arguments.precision})
+        trainer = Trainer(model, train, "prod", RandomBatches(model.vocab), threads=1, device="cuda")
         trainer.initialise()
         trainer.train_step()
         backend = trainer.backend

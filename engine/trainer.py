@@ -15,7 +15,7 @@ from engine.initial import fill_initial
 from engine.numerics.types import Array, Words
 from engine.program import build_program
 from engine.schedule import step_values
-from engine.spec import ModelSpec, Precision, Tier, TrainSpec
+from engine.spec import ModelSpec, Tier, TrainSpec, check_precision
 
 DIGEST_BYTES = 32
 LOSS_UNIT = 2.0**-30  # nats; losses are added up as integers of this unit
@@ -61,21 +61,17 @@ class Trainer:
         threads: int,
         device: Device = "cpu",
         recompute: int = 0,
-        precision: Precision | None = None,
     ) -> None:
         """Plan and allocate; PlanRefused if memory does not suffice. Call initialise() or load_state() next.
 
         recompute: how many blocks are computed again in the backward half: less memory, more time, the same bits.
-        precision: of activations and products, in the tier prod and only there.
         """
         self.model = model
         self.train = train
-        if (tier == "prod") != (precision is not None):
-            raise SpecError(f"the tier prod, and only it, has a precision; found tier {tier}, precision {precision}")
+        check_precision(tier, train)
         program = build_program(model, recompute)
-        self.plan, self.backend = open_backend(program, train, tier, device, threads, precision)
+        self.plan, self.backend = open_backend(program, train, tier, device, threads)
         self.program = self.backend.program
-        self.precision = precision
         self.batches = batches
         self.step = 0
         self.losses = np.zeros(train.steps, np.float32)
@@ -127,10 +123,10 @@ class Trainer:
         """Take up a saved state; raises StateMismatch, changing nothing, if anything is missing, left over or of
         another type. `elsewhere`: its bits are not expected to be met here, so a state of the tier prod may come from
         another card or go to a CPU."""
-        names = extra_names(self.precision)
+        names = extra_names(self.train.precision)
         extra = {name: state[name] for name in names if name in state}
         if missing_names := sorted(names - extra.keys()):
-            raise StateMismatch(f"the state is not of the tier prod in {self.precision}: missing {missing_names}")
+            raise StateMismatch(f"the state is not of the tier prod in {self.train.precision}: missing {missing_names}")
         state = {name: array for name, array in state.items() if name not in names}
         done = len(state["history/loss"]) if "history/loss" in state else 0
         if done > self.train.steps:
@@ -171,7 +167,7 @@ class Trainer:
             raise NonFinite(f"step {self.step + 1}: the gradient of {what} is not finite. {UNCHANGED}")
         if outcome.bad_updates:
             # The tier prod looks while it writes: reading all twice would cost more than a bundle is old.
-            after = UNCHANGED if self.precision is None else "They can no longer be used: go on from the last bundle"
+            after = "They can no longer be used: go on from the last bundle" if self.train.precision else UNCHANGED
             raise NonFinite(
                 f"step {self.step + 1}: the optimizer would make {outcome.bad_updates[0]} or its moments infinite or "
                 f"NaN. {after}. A lower train.learning_rate or a train.clip_norm may help"

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from data_pipeline.spec import DataSpec
-from engine.spec import ModelSpec, Precision, Tier, TrainSpec
+from engine.errors import SpecError
+from engine.spec import ModelSpec, Tier, TrainSpec, check_precision
 from reproduce.errors import ConfigurationError
 from reproduce.yaml12 import load_yaml
 
@@ -78,9 +79,6 @@ class Configuration(_Section):
     """Everything the user decides."""
 
     tier: Tier
-    precision: Precision | None = Field(
-        None, description="of activations and products; the tier prod has one, the others none"
-    )
     data: DataSpec
     model: ModelSpec
     train: TrainSpec
@@ -90,13 +88,10 @@ class Configuration(_Section):
 
     @model_validator(mode="after")
     def _precision_belongs_to_prod(self) -> "Configuration":
-        if self.tier == "prod" and self.precision is None:
-            raise ValueError("precision: the tier prod needs one, found none: add precision: bf16 (or fp16)")
-        if self.tier != "prod" and self.precision is not None:
-            raise ValueError(
-                f"precision: only the tier prod has one, found {self.precision} in the tier {self.tier}: "
-                "remove it, or set tier: prod"
-            )
+        try:
+            check_precision(self.tier, self.train)
+        except SpecError as error:
+            raise ValueError(str(error)) from error
         return self
 
     @model_validator(mode="after")
@@ -111,9 +106,8 @@ class Configuration(_Section):
         return min(self.run.recompute, self.model.layers)
 
     def identity(self) -> dict[str, Any]:
-        """The part that decides bits, as JSON: no run options, no choice of memory; a precision where there is one."""
-        left_out = {"run", "model"} | ({"precision"} if self.precision is None else set())
-        whole = self.model_dump(mode="json", exclude=left_out)
+        """The part that decides bits, as JSON: no run options, no choice of memory."""
+        whole = self.model_dump(mode="json", exclude={"run", "model"})
         return {**whole, "model": self.model.identity()}
 
 

@@ -54,7 +54,7 @@ class Identity:
         Both are functions of seed and step. Only fp16 scales the loss; the scale is in the bundle's tensors.
         """
         train = self.configuration["train"]
-        scaled = self.configuration.get("precision") == "fp16"
+        scaled = train.get("precision") == "fp16"
         return {
             "configuration": self.configuration_hash,
             "dataset": self.dataset,

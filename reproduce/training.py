@@ -48,7 +48,7 @@ def train(
     if configuration.tier == "prod" and configuration.run.device != "cuda":
         raise ConfigurationError(
             f"run.device: the tier prod trains on cuda, found {configuration.run.device}: set run.device: cuda, or "
-            "tier: portable (and remove precision) to train here"
+            "tier: portable (without train.precision) to train here"
         )
     dataset = open_dataset(project.dataset)
     check_dataset(configuration, dataset)

@@ -56,8 +56,8 @@ class Workbench:
         """Take up the state of a bundle, which must belong here. `elsewhere`: its bits are not expected to be met."""
         step = self.identity.check(bundle.state, what)
         tensors = bundle.tensors
-        if self.trainer.precision is None:  # then a run of the tier prod is replayed in the arithmetic of portable
-            extra = extra_names(self.configuration.precision)
+        if self.trainer.train.precision is None:  # a run of the tier prod may be replayed in portable arithmetic
+            extra = extra_names(self.configuration.train.precision)
             tensors = {name: array for name, array in tensors.items() if name not in extra}
         self.trainer.load_state(tensors, elsewhere=elsewhere)
         if self.trainer.step != step:
@@ -149,16 +149,17 @@ def new_trainer(
     does. Raises PlanRefused."""
     if multiprocessing.parent_process() is None:  # else whoever started this process has said it
         announce_compilation(configuration.run)
-    otherwise = configuration.tier == "prod" and not exactly
+    tier = configuration.tier
+    if tier == "prod" and not exactly:
+        tier, train = "portable", train.model_copy(update={"precision": None})
     return Trainer(
         configuration.model,
         train,
-        "portable" if otherwise else configuration.tier,
+        tier,
         batches,
         threads=configuration.run.thread_count(),
         device=configuration.run.device,
         recompute=configuration.recomputed_blocks,
-        precision=None if otherwise else configuration.precision,
     )
 
 

@@ -13,7 +13,7 @@ Path = tuple[str, ...]
 
 
 def set_values(text: str, values: Mapping[Path, bool | int | float | str], what: str) -> str:
-    """`text` with the scalars at these paths replaced; a key of the whole document that is missing is put before all.
+    """`text` with the scalars at these paths replaced; a key that a block mapping lacks is put before its others.
 
     Raises ConfigurationError where there is no such scalar.
     """
@@ -22,9 +22,10 @@ def set_values(text: str, values: Mapping[Path, bool | int | float | str], what:
     pieces = []
     for path, value in values.items():
         node = _find(root, path)
-        if node is None and len(path) == 1 and isinstance(root, MappingNode) and not root.flow_style:
-            start = root.start_mark.index
-            pieces.append((start, start, f"{path[0]}: {scalar(value)}\n"))
+        around = _find(root, path[:-1])
+        if node is None and isinstance(around, MappingNode) and not around.flow_style:
+            start, indent = around.start_mark.index, " " * around.start_mark.column
+            pieces.append((start, start, f"{path[-1]}: {scalar(value)}\n{indent}"))
             continue
         if not isinstance(node, ScalarNode):
             raise ConfigurationError(f"{what}: expected a value at {'.'.join(path)}, found none: write it by hand")

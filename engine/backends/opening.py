@@ -9,19 +9,12 @@ from engine.backends.cpu import CpuBackend
 from engine.plan import Plan, make_plan
 from engine.program import Program
 from engine.self_test import check_machine
-from engine.spec import Precision, Tier, TrainSpec
+from engine.spec import Tier, TrainSpec
 
 Device = Literal["cpu", "cuda"]
 
 
-def open_backend(
-    program: Program,
-    train: TrainSpec,
-    tier: Tier,
-    device: Device,
-    threads: int,
-    precision: Precision | None = None,
-) -> tuple[Plan, Backend]:
+def open_backend(program: Program, train: TrainSpec, tier: Tier, device: Device, threads: int) -> tuple[Plan, Backend]:
     """Test the device, plan for it and allocate. Raises UnsoundMachine, DeviceUnavailable or PlanRefused.
 
     On the CPU the tier prod runs in the arithmetic of `portable`: good for checking a run, not for its bits.
@@ -34,4 +27,4 @@ def open_backend(
     # Only here, so that nothing of CUDA is imported where it is not asked for.
     from engine.backends.cuda.opening import open_cuda_backend
 
-    return open_cuda_backend(program, train, tier, precision)
+    return open_cuda_backend(program, train, tier)

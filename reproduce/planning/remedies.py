@@ -68,7 +68,7 @@ def _recompute(configuration: Configuration, device: Device) -> Sequence[Changes
 
 def _mixed(configuration: Configuration, device: Device) -> Sequence[Changes]:
     portable = device.backend == "cuda" and configuration.tier != "prod"
-    return [{("tier",): "prod", ("precision",): "bf16"}] if portable else []
+    return [{("tier",): "prod", ("train", "precision"): "bf16"}] if portable else []
 
 
 def _threads(configuration: Configuration, device: Device) -> Sequence[Changes]:

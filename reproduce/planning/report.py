@@ -141,7 +141,7 @@ def plan_for(configuration: Configuration, device: Device) -> tuple[Program, Pla
         return program, make_plan(program, train, tier, configuration.run.thread_count())
     from engine.backends.cuda.opening import cuda_plan
 
-    program, plan, _ = cuda_plan(program, train, tier, configuration.precision)
+    program, plan, _ = cuda_plan(program, train, tier)
     return program, plan
 
 

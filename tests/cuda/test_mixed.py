@@ -42,13 +42,12 @@ CASES = {
 def trainer(spec: ModelSpec, recipe: TrainSpec, precision: Precision | None = "bf16", recompute: int = 0) -> Trainer:
     run = Trainer(
         spec,
-        recipe,
+        recipe.model_copy(update={"precision": precision}),
         "prod" if precision else "portable",
         RandomBatches(spec.vocab),
         threads=2,
         device="cuda",
         recompute=recompute,
-        precision=precision,
     )
     run.initialise()
     return run

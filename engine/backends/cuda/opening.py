@@ -11,16 +11,14 @@ from engine.errors import SpecError
 from engine.numerics.self_test import check_float_environment
 from engine.plan import Plan, make_plan
 from engine.program import Program, build_program
-from engine.spec import Precision, Tier, TrainSpec
+from engine.spec import Tier, TrainSpec
 
 OLDEST_MIXED_CAPABILITY = 80  # bfloat16
 LONGEST_CONTEXT = 65536  # int32 sums over the keys of a row hold up to here
 
 
-def cuda_plan(
-    program: Program, train: TrainSpec, tier: Tier, precision: Precision | None = None
-) -> tuple[Program, Plan, CudaLayout]:
-    """The program and plan that the card executes; needs no card. `precision` belongs to the tier prod.
+def cuda_plan(program: Program, train: TrainSpec, tier: Tier) -> tuple[Program, Plan, CudaLayout]:
+    """The program and plan that the card executes; needs no card.
 
     Attention weights are always computed again, never stored: on a card that is faster than reading them back.
     """
@@ -28,8 +26,8 @@ def cuda_plan(
     if spec.context > LONGEST_CONTEXT:
         raise SpecError(f"device cuda takes model.context up to {LONGEST_CONTEXT}, found {spec.context}")
     recompute = sum(1 for step in program.backward if step.again)
-    if precision is not None:
-        program = mixed_program(program, precision, recompute)
+    if train.precision is not None:
+        program = mixed_program(program, train.precision, recompute)
         layout: CudaLayout = MixedLayout(program, train, tier)
         return program, make_plan(program, train, tier, layout.threads, layout), layout
     if spec.attention == "stored":
@@ -38,19 +36,17 @@ def cuda_plan(
     return program, make_plan(program, train, tier, layout.threads, layout), layout
 
 
-def open_cuda_backend(
-    program: Program, train: TrainSpec, tier: Tier, precision: Precision | None = None
-) -> tuple[Plan, CudaBackend]:
+def open_cuda_backend(program: Program, train: TrainSpec, tier: Tier) -> tuple[Plan, CudaBackend]:
     """Raises DeviceUnavailable, PlanRefused or SpecError before anything is allocated."""
     check_float_environment()
-    program, plan, layout = cuda_plan(program, train, tier, precision)
+    program, plan, layout = cuda_plan(program, train, tier)
     card = Card()
-    if precision is not None and card.capability < OLDEST_MIXED_CAPABILITY:
+    if train.precision is not None and card.capability < OLDEST_MIXED_CAPABILITY:
         raise DeviceUnavailable(
             f"{card.name} has compute capability {card.capability / 10}, the tier prod needs at least "
             f"{OLDEST_MIXED_CAPABILITY / 10}: use the tier portable"
         )
     plan.check_fits(card.free_memory(), card.name)
-    if precision is not None:
-        return plan, MixedBackend(program, plan, train, layout, card, precision)
+    if train.precision is not None:
+        return plan, MixedBackend(program, plan, train, layout, card, train.precision)
     return plan, CudaBackend(program, plan, train, layout, card)
