@@ -123,8 +123,14 @@ def train() -> None:
 @cli.command()
 @click.argument("bundle", required=False)
 @click.option("--fork", "as_fork", is_flag=True, help="Make a new run of it, with the changes of -S.")
-@click.option("-S", "--set-param", "overrides", multiple=True, metavar="KEY=VALUE",
-              help="With --fork: what changes, such as -S train.steps=2000.")
+@click.option(
+    "-S",
+    "--set-param",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="With --fork: what changes, such as -S train.steps=2000.",
+)
 def resume(bundle: str | None, as_fork: bool, overrides: Sequence[str]) -> None:
     """Go on with the current experiment from its last bundle, or from BUNDLE."""
     if as_fork:
@@ -138,11 +144,13 @@ def resume(bundle: str | None, as_fork: bool, overrides: Sequence[str]) -> None:
 def _fork(bundle: str | None, overrides: Sequence[str]) -> None:
     from reproduce.display import say
     from reproduce.forking import fork
+    from reproduce.importing import bring_final
     from reproduce.waiting import one_stage_at_a_time
 
     project, configuration = _load()
     with one_stage_at_a_time(project.private(), say):
-        name = fork(project, configuration, bundle, overrides)
+        start = None if bundle is None else bring_final(project, configuration.run, bundle)
+        name = fork(project, configuration, start, overrides)
     _answer(f"record {name}\nCheck it: reproduce verify {name[:12]}")
 
 
@@ -150,7 +158,7 @@ def _train(bundle: str | None, resuming: bool = False) -> None:
     from reproduce.display import say
     from reproduce.forking import require_run
     from reproduce.history import find_bundle, require_same_configuration
-    from reproduce.naming import digits
+    from reproduce.importing import bring_final
     from reproduce.stages import train_stage
     from reproduce.waiting import one_stage_at_a_time
 
@@ -159,7 +167,7 @@ def _train(bundle: str | None, resuming: bool = False) -> None:
         start = None
         if bundle is not None:
             store = project.store(configuration.run)
-            start = find_bundle(store, digits(project, bundle))
+            start = find_bundle(store, bring_final(project, configuration.run, bundle))
             require_same_configuration(store, start, configuration)
         elif resuming:
             require_run(project, configuration)
@@ -210,8 +218,12 @@ def show(hash: str | None, page: Path | None) -> None:
 @click.option("--temperature", type=click.FloatRange(0.0), help="0 takes the likeliest token.")
 @click.option("--top-k", type=click.IntRange(0), help="Draw from the likeliest only; 0: from all.")
 @click.option("--seed", type=click.IntRange(0), help="Another seed, another text.")
-@click.option("--tokenizer", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="FOLDER",
-              help="For an imported bundle: the dataset that has its tokenizer.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="For an imported bundle: the dataset that has its tokenizer.",
+)
 def sample(bundle: str, tokenizer: Path | None, **options: Any) -> None:
     """Text from BUNDLE (a hash, or `final` for the pipeline's); by default as the configuration says."""
     from reproduce.history import sample_text
@@ -224,8 +236,13 @@ def sample(bundle: str, tokenizer: Path | None, **options: Any) -> None:
 @cli.command()
 @click.argument("hash")
 @click.option("--steps", metavar="A:B", help="Replay only steps A to B, from the bundle before A.")
-@click.option("--segments", type=click.IntRange(1), default=None, metavar="N",
-              help="Replay only N of the segments between bundles, chosen by chance.")
+@click.option(
+    "--segments",
+    type=click.IntRange(1),
+    default=None,
+    metavar="N",
+    help="Replay only N of the segments between bundles, chosen by chance.",
+)
 @click.option("--seed", type=click.IntRange(0), help="Choose the segments of --segments with this number.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Segments replayed side by side.")
 @click.option("--checkout", is_flag=True, help="Replay with the record's sources, from the Git commit that has them.")
@@ -245,8 +262,14 @@ def verify(hash: str, segments: int | None, **asked: Any) -> int:
 
 
 @cli.command()
-@click.option("--sample", "part", type=click.FloatRange(0.0, 1.0), default=1.0, show_default=True,
-              help="Part of the objects whose content is read.")
+@click.option(
+    "--sample",
+    "part",
+    type=click.FloatRange(0.0, 1.0),
+    default=1.0,
+    show_default=True,
+    help="Part of the objects whose content is read.",
+)
 def fsck(part: float) -> int:
     """Check the store: exit 4 if anything is missing or corrupt."""
     from reproduce.upkeep import fsck_lines

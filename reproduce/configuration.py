@@ -63,9 +63,7 @@ class RunOptions(_Section):
     save_every_steps: Annotated[int, Field(ge=1, le=_MAX_STEPS)] = Field(
         description="steps from one saved bundle to the next"
     )
-    store: Annotated[str, Field(min_length=1)] = Field(
-        description="folder of the store, relative to the project"
-    )
+    store: Annotated[str, Field(min_length=1)] = Field(description="folder of the store, relative to the project")
     progress: Literal["auto", "plain", "none"] = Field(
         description="a display on terminals and lines elsewhere, lines everywhere, or nothing"
     )
@@ -151,9 +149,7 @@ def differences(before: Any, after: Any, path: str = "") -> list[str]:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         found: list[str] = []
         for key in sorted({*before, *after}):
-            found += differences(
-                before.get(key, _ABSENT), after.get(key, _ABSENT), f"{path}.{key}" if path else key
-            )
+            found += differences(before.get(key, _ABSENT), after.get(key, _ABSENT), f"{path}.{key}" if path else key)
         return found
     return [] if before == after else [f"{path}: was {_show(before)}, is {_show(after)}"]
 
@@ -187,9 +183,7 @@ def apply_override(value: Any, override: str) -> None:
     """Set one key; what it may be and whether there is such a key is for the check to say."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):
-        raise ConfigurationError(
-            f"-S {override}: expected section.key=value, such as -S train.batch=64"
-        )
+        raise ConfigurationError(f"-S {override}: expected section.key=value, such as -S train.batch=64")
     place = value
     *folders, last = key.split(".")
     for folder in folders:
@@ -307,9 +301,7 @@ def _child_model(model: Any, part: int | str) -> Any:
     field = model.model_fields.get(part)
     if field is None:
         return model if _kind(model) == part else None
-    models = tuple(_models_in(field.annotation)) or tuple(
-        m for item in field.metadata for m in _models_in(item)
-    )
+    models = tuple(_models_in(field.annotation)) or tuple(m for item in field.metadata for m in _models_in(item))
     if not models:
         return None
     return models[0] if len(models) == 1 else models

@@ -136,9 +136,7 @@ class _Live:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task: TaskID = self._progress.add_task(
-            what, total=last_step, completed=first_step, text=""
-        )
+        self._task: TaskID = self._progress.add_task(what, total=last_step, completed=first_step, text="")
         _quietly(sys.stdout, self._progress.start)
 
     def step(self, step: int, loss: float) -> None:

@@ -101,9 +101,7 @@ def gpu() -> list[dict[str, str]]:
     fields = ("name", "memory.total", "driver_version", "compute_cap")
     listed = _output(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"])
     rows = (line.split(",") for line in (listed or "").splitlines())
-    return [
-        dict(zip(fields, map(str.strip, row), strict=True)) for row in rows if len(row) == len(fields)
-    ]
+    return [dict(zip(fields, map(str.strip, row), strict=True)) for row in rows if len(row) == len(fields)]
 
 
 def git_commit(root: Path) -> dict[str, Any] | None:
@@ -140,9 +138,7 @@ def _sysctl(name: str) -> str | None:
 
 def _output(command: list[str]) -> str | None:
     try:
-        result = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False
-        )
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if result.returncode:

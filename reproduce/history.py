@@ -17,7 +17,6 @@ from artifacts import (
     list_runs,
     load_bundle,
     read_attestations,
-    read_folder,
     read_record,
     record_bundles,
     resolve,
@@ -28,7 +27,7 @@ from reproduce.display import counted
 from reproduce.errors import Changed, ConfigurationError, Inconclusive, ReproduceError
 from reproduce.imported import is_imported, sample_imported
 from reproduce.lineage import Lineage
-from reproduce.naming import FINAL, REMEDY, digits, find_state
+from reproduce.naming import FINAL, REMEDY, digits, final_from_folder, find_state
 from reproduce.project import Project
 from reproduce.workbench import open_workbench
 
@@ -203,7 +202,7 @@ def sample_text(
     """Text from a bundle, with sampling options over those of its configuration. `tokenizer`: see `sample_imported`."""
     if prefix == FINAL:
         name = digits(project, prefix)
-        bundle = read_folder(project.outputs / "bundle", name)
+        bundle = final_from_folder(project, name)
     else:
         store = project.store(configuration.run)
         name = find_bundle(store, prefix)
@@ -253,4 +252,7 @@ def _recorded(store: Store, name: str) -> dict[str, Any]:
     for record in find_records(store):
         if name in record_bundles(store, record).values():
             return read_record(store, record).configuration
-    raise Inconclusive(f"bundle {name} belongs to no run or record in {store.path}, so its configuration is not known")
+    raise Inconclusive(
+        f"bundle {name} belongs to no run or record in {store.path}, so its configuration is not known: "
+        "pull or import the record that it is of"
+    )

@@ -6,7 +6,6 @@ from artifacts import (
     Store,
     hash_bytes,
     import_folder,
-    read_folder,
     resolve,
     save_bundle,
     write_digests,
@@ -17,6 +16,7 @@ from artifacts.record import loads
 from data_pipeline import open_dataset
 from reproduce.configuration import RunOptions, from_identity
 from reproduce.errors import Differs, Inconclusive, ReproduceError
+from reproduce.naming import FINAL, digits, final_from_folder
 from reproduce.project import Project
 from reproduce.workbench import workbench_over
 
@@ -34,27 +34,36 @@ def find_or_import(project: Project, options: RunOptions, prefix: str) -> tuple[
     except InvalidInput as error:
         path = project.outputs / "record.json"
         if not path.is_file() or not hash_bytes(path.read_bytes()).startswith(prefix):
-            raise ReproduceError(f"{error}, nor is it the one in {path}") from error
+            also = f", and {path} is another record" if path.is_file() else ""
+            raise ReproduceError(f"{error}{also}: `reproduce log` lists what there is") from error
         return store, _import(project, options, store, path)
     if len(found.records) == 1:
         return store, found.records[0]
     if not found.records:
-        raise ReproduceError(
-            f"bundle {found.hash} is in no record: finish its run and commit it with `dvc repro`"
-        )
+        raise ReproduceError(f"bundle {found.hash} is in no record: finish its run and commit it with `dvc repro`")
     listed = "\n".join(f"  {name}" for name in found.records)
     raise ReproduceError(f"bundle {found.hash} is in several records; verify one of\n{listed}")
+
+
+def bring_final(project: Project, options: RunOptions, word: str) -> str:
+    """`word` itself; for `final` the hash of that bundle, whose record is taken from run/ if the store has it not."""
+    if word != FINAL:
+        return word
+    name, store = digits(project, word), project.store(options)
+    try:
+        resolve(store, name)
+    except InvalidInput:
+        path = project.outputs / "record.json"
+        if not path.is_file():
+            raise Inconclusive(f"{path} is missing: `dvc repro` makes it, or it comes with Git") from None
+        _import(project, options, store, path)
+    return name
 
 
 def _import(project: Project, options: RunOptions, store: Store, path: Path) -> str:
     """Puts the record and the bundles it names into the store; the first one follows from the configuration."""
     record = loads(path.read_bytes(), str(path))
-    folder = project.outputs / "bundle"
-    if not folder.is_dir():
-        raise Inconclusive(
-            f"the final bundle of the record is not in {folder}: get it with `dvc pull`, or make it with `dvc repro`"
-        )
-    final = read_folder(folder, record.final_bundle)
+    final = final_from_folder(project, record.final_bundle)
     configuration = from_identity(record.configuration, options, str(path))
     with store.using(), workbench_over(configuration, open_dataset(project.dataset)) as workbench:
         workbench.trainer.initialise()
@@ -64,6 +73,6 @@ def _import(project: Project, options: RunOptions, store: Store, path: Path) -> 
                 f"record {hash_bytes(path.read_bytes())}: expected the first bundle {record.first_bundle}, "
                 f"this machine makes {first}"
             )
-        import_folder(store, folder)
+        import_folder(store, project.outputs / "bundle")
         write_digests(store, [bytes(row) for row in final.tensors["history/digest"]])
         return write_record(store, record, {})

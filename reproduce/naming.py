@@ -23,6 +23,14 @@ def digits(project: Project, word: str) -> str:
     return str(read_json(path, REMEDY)["final_bundle"])
 
 
+def final_from_folder(project: Project, name: str) -> Bundle:
+    """The pipeline's final bundle, `name`, as DVC keeps it. Raises Inconclusive if it is not there, Corrupt."""
+    folder = project.outputs / "bundle"
+    if not folder.is_dir():
+        raise Inconclusive(f"the final bundle is not in {folder}: get it with `dvc pull`, or make it with `dvc repro`")
+    return read_folder(folder, name)
+
+
 def find_state(project: Project, store: Store, word: str) -> tuple[Resolved, Bundle | None]:
     """The record or bundle that `word` means, with the bundle if it is one; `final` need not be in the store."""
     name = digits(project, word)
@@ -33,5 +41,5 @@ def find_state(project: Project, store: Store, word: str) -> tuple[Resolved, Bun
     except InvalidInput:
         if word != FINAL:
             raise
-        return Resolved("bundle", name, ()), read_folder(project.outputs / "bundle", name)
+        return Resolved("bundle", name, ()), final_from_folder(project, name)
     return found, None if found.kind == "record" else load_bundle(store, found.hash)

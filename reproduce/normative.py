@@ -27,9 +27,7 @@ def normative_sources(root: Path = ROOT) -> dict[str, str]:
                 f"expected the sources {pattern} below {root}, found none: this installation is not whole"
             )
         files |= found
-    return {
-        path.relative_to(root).as_posix(): hash_bytes(path.read_bytes()) for path in sorted(files)
-    }
+    return {path.relative_to(root).as_posix(): hash_bytes(path.read_bytes()) for path in sorted(files)}
 
 
 def normative_digest(root: Path = ROOT) -> str:

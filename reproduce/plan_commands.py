@@ -85,7 +85,8 @@ def plan(
             raise ReproduceError(f"--apply {number}: the plan fits as it is, there is nothing to apply")
         remedy = choose(remedies, number)
         outputs.write_text(project.params, apply_remedy(path, configuration, remedy))
-        _say(f"params.yaml now has {remedy.says}", to=sys.stderr if as_json else None)
+        kept = f"{experiment or 'what it was'}{''.join(f', {change}' for change in overrides)}"
+        _say(f"params.yaml is now {kept}, with {remedy.says}", to=sys.stderr if as_json else None)
         return 0
     rate = None
     if device.name == configuration.run.device:

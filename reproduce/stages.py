@@ -53,9 +53,7 @@ def train_stage(project: Project, configuration: Configuration, start: str | Non
     write_training_outputs(project, configuration, train(project, configuration, start))
 
 
-def write_training_outputs(
-    project: Project, configuration: Configuration, finished: Finished
-) -> None:
+def write_training_outputs(project: Project, configuration: Configuration, finished: Finished) -> None:
     """The outputs of the stage `train`, as functions of the finished run."""
     folder = project.outputs
     store = project.store(configuration.run)
@@ -63,9 +61,7 @@ def write_training_outputs(
     bundle = folder / "bundle"
     outputs.remove(bundle)
     write_folder(store, finished.final_bundle, bundle)
-    outputs.write_table(
-        folder / "plots" / "training.csv", ("step", "loss"), enumerate(losses.astype(np.float32), 1)
-    )
+    outputs.write_table(folder / "plots" / "training.csv", ("step", "loss"), enumerate(losses.astype(np.float32), 1))
     outputs.write_text(folder / "samples.txt", _samples(finished))
     outputs.write_json(
         folder / "training.json",
@@ -128,10 +124,7 @@ STAGES: dict[str, Callable[[Project, Configuration], None]] = {
 
 
 def _samples(finished: Finished) -> str:
-    return "".join(
-        f"== step {step}\n{_ending(text)}\n"
-        for step, text in finished.lineage.samples_by_step().items()
-    )
+    return "".join(f"== step {step}\n{_ending(text)}\n" for step, text in finished.lineage.samples_by_step().items())
 
 
 def _ending(text: str) -> str:
@@ -141,4 +134,3 @@ def _ending(text: str) -> str:
 def _number(value: Any) -> float:
     """An fp32 as the shortest decimal that reads back the same."""
     return float(outputs.shortest(np.float32(value)))
-

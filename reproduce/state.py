@@ -74,9 +74,7 @@ class Identity:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise CorruptOutput(f"{what}: expected a step of 0 or more in its state, found {step!r}")
         expected = self.state(step)
-        other = sorted(
-            name for name in {*expected, *state} if expected.get(name, ...) != state.get(name, ...)
-        )
+        other = sorted(name for name in {*expected, *state} if expected.get(name, ...) != state.get(name, ...))
         belongs = ("configuration", "dataset", "specification", "tier", "tokenizer")
         if changed := [name for name in other if name in belongs]:
             raise Changed(

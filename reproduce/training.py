@@ -130,9 +130,7 @@ def _missing(configuration: Configuration, lineage: Lineage, before: int) -> lis
 class _Training:
     """One process at work on a run."""
 
-    def __init__(
-        self, store: Store, run: Run, workbench: Workbench, signals: Signals, lineage: Lineage
-    ) -> None:
+    def __init__(self, store: Store, run: Run, workbench: Workbench, signals: Signals, lineage: Lineage) -> None:
         self.store = store
         self.run_ = run
         self.workbench = workbench
@@ -150,9 +148,7 @@ class _Training:
             self.saver = saver
             self._take_up(start)
             train, model = self.configuration.train, self.configuration.model
-            session = Session(
-                started=now(), ended=None, first_step=self.trainer.step, last_step=self.trainer.step
-            )
+            session = Session(started=now(), ended=None, first_step=self.trainer.step, last_step=self.trainer.step)
             self.lineage.sessions.append(session)
             self.lineage.write(self.run_)
             self.display = open_display(
@@ -213,8 +209,7 @@ class _Training:
             if stop is not None:
                 self.saver.drain()
                 raise Interrupted(
-                    f"interrupted after step {step}; saved as bundle {self.run_.bundles()[step]}. "
-                    f"{GO_ON}",
+                    f"interrupted after step {step}; saved as bundle {self.run_.bundles()[step]}. {GO_ON}",
                     stop,
                 )
             if step == steps:

@@ -83,7 +83,7 @@ def find_side(store: Store, text: str) -> Side:
             return _of_run(store, runs[0])
         if len(runs) > 1:
             listed = "\n".join(f"  run {info.run_id}" for info in runs)
-            raise ReproduceError(f"{prefix} could be any of\n{listed}") from error
+            raise ReproduceError(f"{prefix} could be any of\n{listed}\ngive more digits") from error
         raise ReproduceError(f"{error}, and no run either: `reproduce log` lists what there is") from error
     if runs:
         raise ReproduceError(f"{prefix} could be {found.kind} {found.hash} or run {runs[0].run_id}: give more digits")
@@ -112,7 +112,7 @@ def _of_record(store: Store, name: str) -> Side:
 def _of_run(store: Store, info: RunInfo) -> Side:
     lineage = Lineage.read(info.lineage, info.run_id)
     if lineage is None or not info.bundles:
-        raise Inconclusive(f"run {info.run_id} has saved nothing yet")
+        raise Inconclusive(f"run {info.run_id} has saved no bundle yet: go on with it (`dvc repro`), or compare later")
     newest = load_bundle(store, info.bundles[max(info.bundles)]).tensors
     return Side(
         "run",
@@ -135,7 +135,10 @@ def _of_bundle(store: Store, name: str, records: tuple[str, ...]) -> Side:
         if holder is None and name in info.bundles.values():
             holder = _of_run(store, info)
     if holder is None:
-        raise Inconclusive(f"bundle {name} belongs to no run or record in {store.path}")
+        raise Inconclusive(
+            f"bundle {name} belongs to no run or record in {store.path}, so what it was made with is not known: "
+            "pull or import the record that it is of"
+        )
     tensors = load_bundle(store, name).tensors
     step = len(tensors["history/loss"])
     bundles = {s: b for s, b in holder.bundles.items() if s < step} | {step: name}

@@ -103,9 +103,7 @@ def bind(
 
 
 def missing(source: Source, place: Span, what: str, parameter: Parameter) -> ModelError:
-    return fault(
-        source, place, f"{what} needs {parameter.name}, {_KINDS[parameter.kind]}: write {parameter.name}=..."
-    )
+    return fault(source, place, f"{what} needs {parameter.name}, {_KINDS[parameter.kind]}: write {parameter.name}=...")
 
 
 def _problem(parameter: Parameter, value: Value) -> str | None:

@@ -75,11 +75,7 @@ def draw(graph: Graph) -> str:
     end = boxes[graph.logits.node]
     last = _Box(_CENTRE, end.bottom + _GAP, 120, 30)
     parts = [_frame(graph, group, boxes) for group in graph.groups.values()]
-    parts += [
-        _edge(graph, node, role, boxes, column)
-        for node in graph.nodes.values()
-        for role in node.inputs
-    ]
+    parts += [_edge(graph, node, role, boxes, column) for node in graph.nodes.values() for role in node.inputs]
     parts += [_way_back(graph, group, boxes) for group in graph.groups.values()]
     parts.append(_line(end, last, show(graph.shape(graph.logits))))
     parts += [_node(node, boxes[node.name]) for node in graph.nodes.values()]
@@ -155,9 +151,7 @@ def _edge(graph: Graph, node: Node, role: str, boxes: dict[str, _Box], column: l
     if source.centre != target.centre:
         # From beside: down, then into the side of the node.
         path = f"M{source.centre} {source.bottom} V{target.middle} H{target.right + 2}"
-        return _path(path, "e") + _text(
-            (source.centre + target.right) // 2, target.middle - 7, "s", label
-        )
+        return _path(path, "e") + _text((source.centre + target.right) // 2, target.middle - 7, "s", label)
     names = [n.name for n in column]
     if names.index(node.name) == names.index(port.node) + 1:
         return _line(source, target, label)
@@ -254,9 +248,7 @@ def _detail(node: Node) -> str:
             return "weights of the token embedding"
         case "activation":
             return ""
-    shapes = [
-        f"{name} {' × '.join(f'{d:,}' for d in shape)}" for name, shape in node.parameters.items()
-    ]
+    shapes = [f"{name} {' × '.join(f'{d:,}' for d in shape)}" for name, shape in node.parameters.items()]
     return " · ".join([*shapes, *_dropout(node)]) or "no parameters"
 
 

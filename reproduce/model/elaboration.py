@@ -128,9 +128,7 @@ class _Elaboration:
         before = self.names.get(name)
         if name in OPERATIONS:
             raise fault(self.source, statement.target.span, f"{_short(name)} is an operation: use another name")
-        if before is not None and not (
-            isinstance(before, Tensor) and isinstance(value, Tensor) and name != "tokens"
-        ):
+        if before is not None and not (isinstance(before, Tensor) and isinstance(value, Tensor) and name != "tokens"):
             raise fault(
                 self.source,
                 statement.target.span,
@@ -190,9 +188,7 @@ class _Elaboration:
         """The one tensor from outside that the body computes anew."""
         assigned = [s.target.name for s in statement.body if isinstance(s, Assignment)]
         carried = [
-            name
-            for name in dict.fromkeys(assigned)
-            if isinstance(self.names.get(name), Tensor) and name != "tokens"
+            name for name in dict.fromkeys(assigned) if isinstance(self.names.get(name), Tensor) and name != "tokens"
         ]
         if len(carried) == 1:
             return carried[0]
@@ -321,9 +317,7 @@ class _Elaboration:
         if axis in wrong.settings:
             written = "context" if wanted == "T" else sound.written.get(axis)
             fix = setting_fix(wrong.settings[axis], wanted, written)
-        return self.builder.mismatch(
-            span, wrong, taker.format(role), sound.shape, fix, "give both the same shape"
-        )
+        return self.builder.mismatch(span, wrong, taker.format(role), sound.shape, fix, "give both the same shape")
 
     def call(self, call: Call) -> Value:
         function = self.value(call.function)

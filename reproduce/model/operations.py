@@ -56,9 +56,7 @@ def apply_table(builder: Builder, table: Table, tokens: Tensor, span: Span) -> T
     """`token_embed(rows, width)(tokens)`."""
     name = builder.name("token_embed")
     if tokens.port.node != "tokens":
-        raise builder.mismatch(
-            span, tokens, f"token_embed ({name}.tokens)", ("B", "T"), advice="apply it to tokens"
-        )
+        raise builder.mismatch(span, tokens, f"token_embed ({name}.tokens)", ("B", "T"), advice="apply it to tokens")
     if table.rows != builder.vocab:
         fix = setting_fix(table.row_setting, builder.vocab, "vocab")
         raise fault(
@@ -131,9 +129,7 @@ def _norm(applied: Applied) -> Value:
     )
 
 
-def _linear(
-    applied: Applied, name: str, title: str, x: Tensor, deep: int, wide: int, dropout: bool = False
-) -> Tensor:
+def _linear(applied: Applied, name: str, title: str, x: Tensor, deep: int, wide: int, dropout: bool = False) -> Tensor:
     """A linear layer, inside another operation."""
     bias = applied.given["bias"].flag
     parameters: dict[str, Shape] = {"weight": (wide, deep)}
@@ -164,9 +160,7 @@ def _out(applied: Applied, name: str, x: Tensor, inner: Tensor, deep: int, width
     made = _linear(applied, f"{name}.out", f"the out projection of {kind}", inner, deep, wide, dropout=True)
     if given is None:
         return Tensor(made.port, made.shape, made.title, x.written)
-    return Tensor(
-        made.port, made.shape, made.title, {-1: applied.written("out")}, {-1: applied.setting("out")}
-    )
+    return Tensor(made.port, made.shape, made.title, {-1: applied.written("out")}, {-1: applied.setting("out")})
 
 
 def _attention(applied: Applied) -> Value:
@@ -174,9 +168,7 @@ def _attention(applied: Applied) -> Value:
     x, heads = given["x"].tensor, given["heads"].number
     name = builder.name("attention")
     width = builder.width(x, "attention", f"{name}.qkv.x", applied.span)
-    qkv = _linear(
-        applied, f"{name}.qkv", "the query, key and value projection of attention", x, width, 3 * width
-    )
+    qkv = _linear(applied, f"{name}.qkv", "the query, key and value projection of attention", x, width, 3 * width)
     if width % heads or width // heads > MAX_HEAD_WIDTH:
         raise _heads_fault(applied, name, qkv, width, heads)
     mixed = builder.add(
@@ -323,9 +315,7 @@ OPERATIONS: Mapping[str, Definition] = {
         ),
         _mlp,
     ),
-    "head": Definition(
-        (_X, Parameter("rows", "size", needed=False), Parameter("tied", "table", Flag(False))), _head
-    ),
+    "head": Definition((_X, Parameter("rows", "size", needed=False), Parameter("tied", "table", Flag(False))), _head),
 }
 
 HEADER = (

@@ -108,9 +108,7 @@ def _memory_table(found: Report, limit: Limit) -> Table:
             table.add_row(Text(f"  {item.kind}", style="dim"), size(item.bytes), each, _shape(item))
         rest = items[len(shown) :]
         if shown and rest:
-            table.add_row(
-                Text(f"  {len(rest)} smaller kinds", style="dim"), size(sum(i.bytes for i in rest)), "", ""
-            )
+            table.add_row(Text(f"  {len(rest)} smaller kinds", style="dim"), size(sum(i.bytes for i in rest)), "", "")
     if memory.gaps:
         table.add_row("between them", size(memory.gaps), "", "alignment, and room that fits nothing at that time")
     table.add_section()

@@ -78,11 +78,7 @@ def _threads(configuration: Configuration, device: Device) -> Sequence[Changes]:
 
 def _shards(configuration: Configuration, device: Device) -> Sequence[Changes]:
     train = configuration.train
-    return [
-        {("train", "shards"): count}
-        for count in _divisors(train.batch)
-        if count > train.shards
-    ]
+    return [{("train", "shards"): count} for count in _divisors(train.batch) if count > train.shards]
 
 
 def _batch(configuration: Configuration, device: Device) -> Sequence[Changes]:

@@ -1,5 +1,6 @@
 """Work of a configuration: counted from the engine's program, not measured."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -31,15 +32,16 @@ class Work:
 def work_of(program: Program, train: TrainSpec) -> Work:
     """The work of training, whatever the number of shards and threads."""
     sizes = Sizes(batch=train.batch, context=program.spec.context, threads=1)
-    optimizer = 7 * 4 * sum(prod(p.shape) for p in program.parameters)  # reads w, m, v, g; writes w, m, v
+    elements = {p.name: prod(p.shape) for p in program.parameters}
+    optimizer = 7 * 4 * sum(elements.values())  # reads w, m, v, g; writes w, m, v
     repeated = [operation for step in program.backward for operation in step.again]
     again = sum(_operations(o, sizes)[0] for o in repeated)
     return Work(
         tokens=train.batch * program.spec.context,
         operations=sum(sum(_operations(o, sizes)) for o in program.operations) + again,
         again=again,
-        bytes=sum(sum(_bytes(program, o, sizes)) for o in program.operations)
-        + sum(_bytes(program, o, sizes)[0] for o in repeated)
+        bytes=sum(sum(_bytes(program, o, sizes, elements)) for o in program.operations)
+        + sum(_bytes(program, o, sizes, elements)[0] for o in repeated)
         + optimizer,
         steps=train.steps,
     )
@@ -64,15 +66,14 @@ def _operations(operation: Operation, sizes: Sizes) -> tuple[int, int]:
     return 0, 0
 
 
-def _bytes(program: Program, operation: Operation, sizes: Sizes) -> tuple[int, int]:
-    """Of the forward pass and of the backward pass."""
+def _bytes(program: Program, operation: Operation, sizes: Sizes, elements: Mapping[str, int]) -> tuple[int, int]:
+    """Of the forward pass and of the backward pass. elements: of each parameter."""
     tensors = {**operation.inputs, **operation.outputs}
     size = {
         role: BufferType(program.tensors[name].at(sizes), program.tensors[name].dtype).bytes
         for role, name in tensors.items()
     }
-    shapes = {p.name: p.shape for p in program.parameters}
-    parameters = 4 * sum(prod(shapes[name]) for name in operation.parameters.values())
+    parameters = 4 * sum(elements[name] for name in operation.parameters.values())
     forward = sum(size.values()) + parameters
     kept = sum(size[role] for role in tensors if role in operation.kept)
     gradients = sum(size[role] for role in tensors if role not in operation.constant)

@@ -172,8 +172,12 @@ def _settings() -> list[Fault]:
     return [
         Fault("trained with another seed", run({"train": {"seed": 1338}}), "differs", 0),
         Fault("trained with another dropout rate", run({"model": {"dropout": 0.2}}), "differs", 1),
-        Fault("trained with the learning rate one fp32 step higher", run({"train": {"learning_rate": next_rate}}),
-              "differs", 1),
+        Fault(
+            "trained with the learning rate one fp32 step higher",
+            run({"train": {"learning_rate": next_rate}}),
+            "differs",
+            1,
+        ),
         Fault("trained with another clipping threshold", run({"train": {"clip_norm": 0.26}}), "differs", 1),
         Fault("trained with another beta1", run({"train": {"beta1": 0.8}}), "differs", 1),
         Fault("trained with another beta2", run({"train": {"beta2": 0.98}}), "differs", 1),
@@ -251,8 +255,14 @@ def _files() -> list[Fault]:
         Fault("dvc.lock edited: the hash of the data", edit_lock_of_data, "corrupt", None, ("lock", "dataset")),
         Fault("data damaged, and its source gone", change_data, "inconclusive", None, ("its sources now give",)),
         Fault("the list of bundles altered", exchange_list, "corrupt", None, ("index of record",)),
-        Fault("flush-to-zero switched on in the verifier", lambda lab: verify_elsewhere(lab, flush_to_zero=True),
-              "inconclusive", None, ("no flush-to-zero",), needs="x86"),
+        Fault(
+            "flush-to-zero switched on in the verifier",
+            lambda lab: verify_elsewhere(lab, flush_to_zero=True),
+            "inconclusive",
+            None,
+            ("no flush-to-zero",),
+            needs="x86",
+        ),
     ]
 
 

@@ -135,9 +135,7 @@ class Lab:
     def verify(self, record: str | None = None, **asked: Any) -> dict[str, Any]:
         """What `reproduce verify --json` says, and its exit code as `code`."""
         code, said = quietly(
-            lambda: verify(
-                self.project, self.configuration.run, record or self.record, Request(**asked, as_json=True)
-            )
+            lambda: verify(self.project, self.configuration.run, record or self.record, Request(**asked, as_json=True))
         )
         return {**json.loads(said), "code": code}
 

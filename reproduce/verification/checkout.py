@@ -70,7 +70,7 @@ def verify_in_checkout(
     _remove(project.root, place)
     place.parent.mkdir(exist_ok=True)
     if _git(project.root, "worktree", "add", "--force", "--detach", str(place), commit) is None:
-        raise Inconclusive(f"Git could not check out {commit} at {place}: `git worktree add` says why")
+        raise Inconclusive(f"Git could not check out {commit}: `git worktree add --detach {place} {commit}` says why")
     try:
         _furnish(store, place, threads, dataset)
         command = [sys.executable, "-m", "reproduce", "verify", record, *words]

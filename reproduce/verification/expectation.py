@@ -34,7 +34,7 @@ def expectation(record: Record, device: str = "cpu") -> Expectation:
     if (record.tolerance or {}).get("method") == "none":
         raise Inconclusive(
             f"a record of the tier {record.tier} promises its bits only on its class of machines, and this one "
-            f"declares no tolerance for others. Different here: {listed}"
+            f"declares no tolerance for others: verify on such a machine. Different here: {listed}"
         )
     return Expectation(
         Tolerance.read(record.tolerance),

@@ -50,8 +50,7 @@ def read_claims(store: Store, name: str, record: Record, options: RunOptions) ->
     identity = Identity(record.configuration, record.dataset, record.tokenizer)
     if identity.specification != record.specification:
         raise CorruptOutput(
-            f"the record's specification is {record.specification}, that of its configuration "
-            f"{identity.specification}"
+            f"the record's specification is {record.specification}, that of its configuration {identity.specification}"
         )
     if configuration.train.steps != record.steps or configuration.tier != record.tier:
         raise CorruptOutput("steps or tier of the record are not those of its configuration")

@@ -112,7 +112,10 @@ def test_plan_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_plan_applies_a_remedy(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "char-4.8m", "--budget", "4GiB", "--apply", "1", *CLASSIC]) == 0
-    assert capsys.readouterr().out == ("params.yaml now has compute attention weights again: model.attention=tiled\n")
+    assert capsys.readouterr().out == (
+        "params.yaml is now char-4.8m, train.batch=64, model.context=512, model.attention=stored, train.shards=1, with "
+        "compute attention weights again: model.attention=tiled\n"
+    )
     written = load_configuration(project / "params.yaml")
     assert (written.model.attention, written.train.batch, written.model.context) == ("tiled", 64, 512)
     assert main(["plan", "--budget", "4GiB"]) == 0

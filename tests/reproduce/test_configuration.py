@@ -111,9 +111,7 @@ def test_a_misspelt_key_that_is_needed_is_told_from_both_sides(tmp_path):
 
 
 def test_a_key_twice_is_refused(tmp_path):
-    assert "the key 'steps' stands here for the second time" in changed(
-        tmp_path, "  batch:", "  steps: 5\n  batch:"
-    )
+    assert "the key 'steps' stands here for the second time" in changed(tmp_path, "  batch:", "  steps: 5\n  batch:")
 
 
 @pytest.mark.parametrize(

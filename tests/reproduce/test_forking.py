@@ -51,8 +51,10 @@ def test_a_fork_of_an_earlier_bundle_with_another_recipe(spoilt, capsys):
     middle = spoilt.bundles()[5]
     name = forked(spoilt, capsys, middle[:12], "--fork", "-S", "train.learning_rate=0.001", "-S", "model.dropout=0.0")
     assert spoilt.verify(name)["verdict"] == "bit-exact"
-    assert forked(spoilt, capsys, middle[:12], "--fork", "-S", "train.learning_rate=0.001",
-                  "-S", "model.dropout=0.0") == name
+    assert (
+        forked(spoilt, capsys, middle[:12], "--fork", "-S", "train.learning_rate=0.001", "-S", "model.dropout=0.0")
+        == name
+    )
     said, _ = call(spoilt, capsys, "diff", spoilt.record, name, code=1)
     assert "the states differ first after step 6" in said
     assert "train.learning_rate: was 0.002, is 0.001" in said

@@ -38,9 +38,7 @@ def model(request):
 
 def parameters_of(model):
     random = np.random.default_rng(3)
-    return {
-        p.name: (random.standard_normal(p.shape) * 0.3).astype(np.float32) for p in build_program(model).parameters
-    }
+    return {p.name: (random.standard_normal(p.shape) * 0.3).astype(np.float32) for p in build_program(model).parameters}
 
 
 def our_logits(model, parameters):
@@ -96,9 +94,7 @@ def test_logits_of_transformers(model, tmp_path):
     from artifacts.interchange.tensor_file import write_safetensors
 
     parameters = parameters_of(model)
-    write_safetensors(
-        tmp_path / "model.safetensors", to_theirs(parameters, gpt2_names(model)), {"format": "pt"}
-    )
+    write_safetensors(tmp_path / "model.safetensors", to_theirs(parameters, gpt2_names(model)), {"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(gpt2_config(model)), encoding="utf-8")
     loaded, report = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))

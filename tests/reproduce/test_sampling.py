@@ -74,9 +74,7 @@ def test_the_window_slides_and_unknown_ids_are_never_drawn():
         seen.append(tokens.tolist())
         return np.array([0, 0, 5, 99], np.float32)
 
-    drawn = list(
-        sample(next_logits, 3, [0, 1, 0, 1], tokens=3, vocabulary=3, temperature=0.0, top_k=0, seed=1)
-    )
+    drawn = list(sample(next_logits, 3, [0, 1, 0, 1], tokens=3, vocabulary=3, temperature=0.0, top_k=0, seed=1))
     assert drawn == [2, 2, 2]
     assert seen == [[1, 0, 1], [0, 1, 2], [1, 2, 2]]
 

@@ -40,9 +40,7 @@ def forge(prepared, record):
     store = prepared.store()
 
     def write(**changes):
-        forged = type(read_record(store, record)).model_validate(
-            {**read_record(store, record).model_dump(), **changes}
-        )
+        forged = type(read_record(store, record)).model_validate({**read_record(store, record).model_dump(), **changes})
         return write_record(store, forged, {})
 
     return write
