@@ -91,7 +91,7 @@ def test_widths_without_a_fast_kernel_are_refused(changes: dict[str, object], na
 
 def test_packing_is_a_function_of_the_configuration() -> None:
     model, train = specs("gpt2-124m")
-    program, _, layout = cuda_plan(build_program(model), train, "prod")
+    _, _, layout = cuda_plan(build_program(model), train, "prod")
     assert isinstance(layout, MixedLayout)
     assert layout.shards_at_once(train.shards) == 4
     assert layout.sets_at_once(4) == 1
