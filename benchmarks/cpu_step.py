@@ -134,9 +134,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warm_up()
     for experiment in arguments.experiments:
-        report = measure(
-            experiment, arguments.peer, arguments.threads, arguments.steps, arguments.rounds
-        )
+        report = measure(experiment, arguments.peer, arguments.threads, arguments.steps, arguments.rounds)
         json.dump(report, sys.stdout)
         sys.stdout.write("\n")
         sys.stdout.flush()

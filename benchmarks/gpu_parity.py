@@ -1,8 +1,8 @@
 """Do CPU and CUDA card go through the same states? Prints one line for each check; exits 1 on any difference.
 
-    python benchmarks/gpu_parity.py digests EXPERIMENT STEPS     every step digest, CPU against card
-    python benchmarks/gpu_parity.py repeats EXPERIMENT RUNS STEPS    RUNS times STEPS steps on the card: one last digest
-    python benchmarks/gpu_parity.py one-step                     one small step on the card (for compute-sanitizer)
+python benchmarks/gpu_parity.py digests EXPERIMENT STEPS     every step digest, CPU against card
+python benchmarks/gpu_parity.py repeats EXPERIMENT RUNS STEPS    RUNS times STEPS steps on the card: one last digest
+python benchmarks/gpu_parity.py one-step                     one small step on the card (for compute-sanitizer)
 """
 
 import os

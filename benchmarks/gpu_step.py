@@ -1,6 +1,9 @@
 """Training speed and memory on a CUDA card. Prints one JSON line for each experiment.
 
-    python benchmarks/gpu_step.py [--steps N] [--batch B] [--profile] EXPERIMENT...
+    python benchmarks/gpu_step.py [--steps N] [--batch B] [--shards S] [--dropout P] [--precision bf16] [--profile]
+        EXPERIMENT...
+
+The tier is `portable`, or `prod` where a precision is given.
 
 A step is timed from token numbers on the host to the outcome on the host. `--profile` times every kernel launch of one
 step on its own (events around each launch, so gaps are not counted) and lists the sums by kernel.
@@ -20,9 +23,11 @@ from ruamel.yaml import YAML
 from engine.backends.cuda.backend import CudaBackend
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
+from engine.backends.cuda.mixed.flash import Flash
+from engine.backends.cuda.mixed.products import Products
 from engine.numerics.types import Words
 from engine.schedule import step_values
-from engine.spec import ModelSpec, TrainSpec
+from engine.spec import ModelSpec, Tier, TrainSpec
 from engine.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,13 +50,31 @@ def load(experiment: str) -> tuple[ModelSpec, TrainSpec]:
     return ModelSpec(**sections["model"]), TrainSpec(**sections["train"])
 
 
-def measure(name: str, steps: int, batch: int | None, profile: bool) -> dict[str, Any]:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=int, help="instead of the experiment's")
+    parser.add_argument("--shards", type=int, help="instead of the experiment's")
+    parser.add_argument("--dropout", type=float, help="instead of the experiment's")
+    parser.add_argument("--precision", choices=("bf16", "fp16"), help="of the tier prod; without it, portable")
+
+
+def make_trainer(name: str, arguments: argparse.Namespace) -> Trainer:
+    """A trainer of an experiment on random tokens, changed as the options say."""
     model, train = load(name)
-    if batch:
-        train = train.model_copy(update={"batch": batch})
+    for option in ("batch", "shards"):
+        if getattr(arguments, option):
+            train = train.model_copy(update={option: getattr(arguments, option)})
+    if arguments.dropout is not None:
+        model = model.model_copy(update={"dropout": arguments.dropout})
+    tier: Tier = "prod" if arguments.precision else "portable"
+    train = train.model_copy(update={"precision": arguments.precision})
+    return Trainer(model, train, tier, RandomBatches(model.vocab), threads=1, device="cuda")
+
+
+def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     card = Card()
     before = card.free_memory()
-    trainer = Trainer(model, train, "portable", RandomBatches(model.vocab), threads=1, device="cuda")
+    trainer = make_trainer(name, arguments)
+    model, train = trainer.model, trainer.train
     trainer.initialise()
     for _ in range(3):
         trainer.train_step()
@@ -62,7 +85,7 @@ def measure(name: str, steps: int, batch: int | None, profile: bool) -> dict[str
     batches = np.zeros((2, train.batch, model.context), np.int32)
     trainer.batches.fill(0, *batches)
     values = step_values(train, 3)
-    for _ in range(steps):
+    for _ in range(arguments.steps):
         start = time.perf_counter()
         backend.train_step(0, batches[0], batches[1], values)
         times.append(time.perf_counter() - start)
@@ -72,6 +95,9 @@ def measure(name: str, steps: int, batch: int | None, profile: bool) -> dict[str
     operations = tokens * (6 * parameters + 12 * model.layers * model.d_model * model.context)
     result: dict[str, Any] = {
         "experiment": name,
+        "tier": trainer.plan.tier,
+        "precision": arguments.precision,
+        "dropout": model.dropout,
         "batch": train.batch,
         "shards": train.shards,
         "shards_at_once": backend.layout.shards_at_once(train.shards),
@@ -83,7 +109,7 @@ def measure(name: str, steps: int, batch: int | None, profile: bool) -> dict[str
         "planned_gib": round(trainer.plan.arena_bytes / 2**30, 4),
         "used_gib": round(used / 2**30, 4),
     }
-    if profile:
+    if arguments.profile:
         result["kernels_ms"] = kernel_times(backend)
     trainer.close()
     return result
@@ -93,6 +119,7 @@ def kernel_times(backend: CudaBackend) -> dict[str, list[float]]:
     """Milliseconds and launches of each kernel over one step."""
     events: list[tuple[str, Any, Any]] = []
     launch, fill = Launcher.__call__, Launcher.fill
+    library = (Products.multiply, Flash.forward, Flash.backward)
     driver = backend.card.driver
 
     def timed(self: Launcher, name: str, call: Any) -> None:
@@ -106,10 +133,17 @@ def kernel_times(backend: CudaBackend) -> dict[str, list[float]]:
         self, name, lambda: launch(self, unit, name, *a, **k)
     )
     Launcher.fill = lambda self, *a: timed(self, "fill", lambda: fill(self, *a))  # type: ignore[method-assign]
+    here = backend.launcher
+    Products.multiply = lambda self, stream, sizes, *a, **k: timed(  # type: ignore[method-assign]
+        here, f"product {sizes}", lambda: library[0](self, stream, sizes, *a, **k)
+    )
+    Flash.forward = lambda *a: timed(here, "attention forward", lambda: library[1](*a))  # type: ignore[method-assign]
+    Flash.backward = lambda *a: timed(here, "attention backward", lambda: library[2](*a))  # type: ignore[method-assign]
     try:
         backend._queue_step()
     finally:
         Launcher.__call__, Launcher.fill = launch, fill  # type: ignore[method-assign]
+        Products.multiply, Flash.forward, Flash.backward = library  # type: ignore[method-assign]
     backend.launcher.synchronise()
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for name, first, last in events:
@@ -123,11 +157,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiments", nargs="+")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int)
+    add_options(parser)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     for name in arguments.experiments:
-        print(json.dumps(measure(name, arguments.steps, arguments.batch, arguments.profile)), flush=True)
+        print(json.dumps(measure(name, arguments)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,9 @@
 // Kernels of the optimizer: the tree over shards, the gradient norm and AdamW with the step digest; see optimizer.py.
+#include "adamw.cuh"
 #include "digest.cuh"
-#include "random.cuh"
 #include "sums.cuh"
 
 #define NORM_CHUNK 4096
-
-// What a step leaves for the host, and what later kernels of the step ask.
-struct Outcome {
-    double norm;
-    int64 loss_total;
-    float clip;
-    int stop; // not 0: something was not finite, so nothing may be updated
-};
 
 // out (+)= the tree over `sets` (a power of two) consecutive gradient sets, `stride` elements apart.
 extern "C" __global__ void k_join_gradients(const float *sets, int count, int64 stride, int64 size, float *out, int add) {
@@ -55,30 +47,6 @@ extern "C" __global__ void k_grad_norm_final(const double *partial, int chunks, 
         outcome->clip = clip_norm == 0.0 || norm <= clip_norm ? 1.0f : (float)(clip_norm / norm);
         outcome->stop = stop;
     }
-}
-
-struct Piece {
-    int64 start;       // of the parameter, in the flat arrays
-    int parameter, decayed;
-    int64 first, last; // elements of the parameter
-};
-
-struct Constants {
-    float beta1, rest1, beta2, rest2, epsilon;
-};
-
-// One element's update, each operation rounded to fp32 in this order.
-struct Update {
-    float w, m, v;
-};
-
-__device__ __forceinline__ Update updated(const float *w, const float *g, const float *m, const float *v, int64 at,
-                                          const Constants &k, const StepValues &s, float clip, float decay) {
-    float x = g[at] * clip;
-    float mi = k.beta1 * m[at] + k.rest1 * x;
-    float vi = k.beta2 * v[at] + k.rest2 * (x * x);
-    Update u = {w[at] * decay - s.rate * ((mi / s.correction1) / (sqrtf(vi / s.correction2) + k.epsilon)), mi, vi};
-    return u;
 }
 
 // bad[parameter] = 1 and stop = 1 where k_adamw would write a number that is not finite; a block takes a piece.

@@ -2,9 +2,20 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-Tier = Literal["portable", "debug"]
+from engine.errors import SpecError
+
+Tier = Literal["portable", "debug", "prod"]
+Precision = Literal["bf16", "fp16"]  # of activations and products in the tier prod
+HALF_DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp16": "float16"}
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
@@ -81,6 +92,17 @@ class TrainSpec(Section):
     weight_decay: NonNegativeFloat = Field(description="decoupled decay per unit of learning rate")
     decayed: list[ParameterKind] = Field(description="kinds of parameter that weight decay acts on")
     clip_norm: NonNegativeFloat = Field(description="largest global gradient norm; 0 switches clipping off")
+    precision: Precision | None = Field(
+        None, description="of activations and products: the tier prod needs one, the others have none"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_absent_precision(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A recipe without a precision says nothing of one."""
+        whole: dict[str, Any] = dump(self)
+        if self.precision is None:
+            whole.pop("precision", None)
+        return whole
 
     @model_validator(mode="after")
     def _fits_together(self) -> "TrainSpec":
@@ -105,3 +127,14 @@ def _nearest_divisor(number: int, wanted: int) -> int:
     """The divisor of `number`, up to 65,536, that is closest to `wanted`."""
     divisors = (d for d in range(1, min(number, 65536) + 1) if number % d == 0)
     return min(divisors, key=lambda d: (abs(d - wanted), d))
+
+
+def check_precision(tier: Tier, train: TrainSpec) -> None:
+    """Raise SpecError unless the tier prod, and only it, has a precision."""
+    if tier == "prod" and train.precision is None:
+        raise SpecError("train.precision: the tier prod needs one, found none: add precision: bf16 (or fp16)")
+    if tier != "prod" and train.precision is not None:
+        raise SpecError(
+            f"train.precision: only the tier prod has one, found {train.precision} in the tier {tier}: remove it, or "
+            "set tier: prod"
+        )

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from engine.backends.base import extra_names
 from engine.backends.opening import Device, open_backend
 from engine.digest import Hashes, content_digest, content_hashes, step_digest
 from engine.errors import NonFinite, SpecError, StateMismatch, TokenError
@@ -14,7 +15,7 @@ from engine.initial import fill_initial
 from engine.numerics.types import Array, Words
 from engine.program import build_program
 from engine.schedule import step_values
-from engine.spec import ModelSpec, Tier, TrainSpec
+from engine.spec import ModelSpec, Tier, TrainSpec, check_precision
 
 DIGEST_BYTES = 32
 LOSS_UNIT = 2.0**-30  # nats; losses are added up as integers of this unit
@@ -67,8 +68,10 @@ class Trainer:
         """
         self.model = model
         self.train = train
-        self.program = build_program(model, recompute)
-        self.plan, self.backend = open_backend(self.program, train, tier, device, threads)
+        check_precision(tier, train)
+        program = build_program(model, recompute)
+        self.plan, self.backend = open_backend(program, train, tier, device, threads)
+        self.program = self.backend.program
         self.batches = batches
         self.step = 0
         self.losses = np.zeros(train.steps, np.float32)
@@ -94,11 +97,11 @@ class Trainer:
 
     def state(self) -> dict[str, Array]:
         """The whole state by name, as views that the next step overwrites."""
-        return self._named(self.backend.current_state(), self.step)
+        return self._with_extra(self._named(self.backend.current_state(), self.step))
 
     def saved_state(self) -> dict[str, Array]:
         """A copy of the whole state in the plan's saving buffers; stays as it is until the next call."""
-        return self._named(self.backend.copy_for_saving(), self.step)
+        return self._with_extra(self._named(self.backend.copy_for_saving(), self.step))
 
     def _named(self, flat: Mapping[str, Array], done: int) -> dict[str, Array]:
         named = self._tensors(flat)
@@ -108,14 +111,23 @@ class Trainer:
             named["history/tensors"] = self.contents[:done]
         return named
 
+    def _with_extra(self, named: dict[str, Array]) -> dict[str, Array]:
+        return named | self.backend.extra_state()
+
     def _tensors(self, flat: Mapping[str, Array]) -> dict[str, Array]:
         return {
             f"{kind}/{name}": view for kind in STATE_ARRAYS for name, view in self.backend.views(flat[kind]).items()
         }
 
-    def load_state(self, state: Mapping[str, Array]) -> None:
+    def load_state(self, state: Mapping[str, Array], *, elsewhere: bool = False) -> None:
         """Take up a saved state; raises StateMismatch, changing nothing, if anything is missing, left over or of
-        another type."""
+        another type. `elsewhere`: its bits are not expected to be met here, so a state of the tier prod may come from
+        another card or go to a CPU."""
+        names = extra_names(self.train.precision)
+        extra = {name: state[name] for name in names if name in state}
+        if missing_names := sorted(names - extra.keys()):
+            raise StateMismatch(f"the state is not of the tier prod in {self.train.precision}: missing {missing_names}")
+        state = {name: array for name, array in state.items() if name not in names}
         done = len(state["history/loss"]) if "history/loss" in state else 0
         if done > self.train.steps:
             raise StateMismatch(
@@ -135,6 +147,7 @@ class Trainer:
                     f"{name}: the configuration expects {target.dtype} {list(target.shape)}, "
                     f"the state has {found.dtype} {list(found.shape)}"
                 )
+        self.backend.load_extra_state(extra, elsewhere=elsewhere)
         for name, target in expected.items():
             target[...] = state[name]
         self.step = done
@@ -153,9 +166,11 @@ class Trainer:
             what = outcome.bad_gradients[0] if outcome.bad_gradients else "all parameters together"
             raise NonFinite(f"step {self.step + 1}: the gradient of {what} is not finite. {UNCHANGED}")
         if outcome.bad_updates:
+            # The tier prod looks while it writes: reading all twice would cost more than a bundle is old.
+            after = "They can no longer be used: go on from the last bundle" if self.train.precision else UNCHANGED
             raise NonFinite(
                 f"step {self.step + 1}: the optimizer would make {outcome.bad_updates[0]} or its moments infinite or "
-                f"NaN. {UNCHANGED}. A lower train.learning_rate or a train.clip_norm may help"
+                f"NaN. {after}. A lower train.learning_rate or a train.clip_norm may help"
             )
         loss = np.float32(outcome.loss_total * LOSS_UNIT / self._inputs.size)
         self.step += 1

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from data_pipeline.spec import DataSpec
-from engine.spec import ModelSpec, Tier, TrainSpec
+from engine.errors import SpecError
+from engine.spec import ModelSpec, Tier, TrainSpec, check_precision
 from reproduce.errors import ConfigurationError
 from reproduce.yaml12 import load_yaml
 
@@ -82,6 +83,14 @@ class Configuration(_Section):
     evaluation: EvaluationSpec
     sampling: SamplingSpec
     run: RunOptions
+
+    @model_validator(mode="after")
+    def _precision_belongs_to_prod(self) -> "Configuration":
+        try:
+            check_precision(self.tier, self.train)
+        except SpecError as error:
+            raise ValueError(str(error)) from error
+        return self
 
     @model_validator(mode="after")
     def _exact_in_json(self) -> "Configuration":

@@ -15,7 +15,9 @@ from engine.errors import UnsoundMachine
 from engine.numerics.self_test import check_float_environment
 from reproduce.configuration import available_cores
 
-LIBRARIES = ("blake3", "llvmlite", "numba", "numpy", "pycuda", "tokenizers", "zstandard")
+LIBRARIES = ("blake3", "llvmlite", "numba", "numpy", "tokenizers", "zstandard")
+
+CARD_LIBRARIES = ("nvidia-cublas", "nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", "nvidia-cudnn-frontend", "pycuda")
 
 SWITCHES = ("BLIS_", "CUDA_", "KMP_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "VECLIB_")
 """Beginnings of environment variables that change how libraries compute."""
@@ -31,7 +33,7 @@ def fingerprint(root: Path, threads: int) -> dict[str, Any]:
         "git": git_commit(root),
         "gpu": gpu(),
         "hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
-        "libraries": {name: _version(name) for name in LIBRARIES},
+        "libraries": {name: _version(name) for name in (*LIBRARIES, *CARD_LIBRARIES)},
         "locale": _locale(),
         "os": {
             "libc": " ".join(platform.libc_ver()).strip(),
@@ -46,13 +48,14 @@ def fingerprint(root: Path, threads: int) -> dict[str, Any]:
 
 
 def hardware_class(device: str = "cpu") -> dict[str, Any]:
-    """What the bits of the tier `debug` depend on.
+    """What the bits of the tiers `debug` and `prod` depend on.
 
     On the CPU the products are the BLAS's, which picks its kernel by processor and cuts large products by threads; all
-    else is compiled as for the tier `portable`. On a GPU they are kernels of this engine, compiled for the card.
+    else is compiled as for the tier `portable`. On a GPU they are kernels of this engine, compiled for the card; the
+    tier `prod` takes NVIDIA's for products and attention.
     """
     if device != "cpu":
-        return {"device": device, "gpu": gpu(), "libraries": {"pycuda": _version("pycuda")}}
+        return {"device": device, "gpu": gpu(), "libraries": {name: _version(name) for name in CARD_LIBRARIES}}
     return {
         "device": device,
         "blas": blas(),

@@ -215,7 +215,7 @@ def sample_text(
         raise ReproduceError(f"--tokenizer is for imported bundles, bundle {name} was trained with its own")
     sampling = _with_options(configuration.sampling, options)
     with open_workbench(configuration, project.dataset) as workbench:
-        workbench.load(bundle, f"bundle {name}")
+        workbench.load(bundle, f"bundle {name}", elsewhere=True)
         return workbench.sample(sampling)
 
 

@@ -71,6 +71,8 @@ def plan(
     if tokens is not None:
         check_vocabulary(configuration.model, tokens)
     device = find_device(device_name or configuration.run.device)
+    if configuration.tier == "prod" and device.backend == "cpu":
+        raise ReproduceError("the tier prod runs on a card: name one, such as --device h200, or set run.device: cuda")
     limit = limit_of(device, None if budget is None else parse_size(budget))
     refuse_early(configuration, limit)
     found = report(configuration, device)

@@ -6,6 +6,7 @@ from typing import Any
 
 from artifacts import hash_bytes
 from artifacts.canonical import JSON, dumps
+from engine.backends.base import SCALE, STREAK
 from reproduce.errors import Changed, CorruptOutput
 
 RUN_FORMAT = "samebits run 1"
@@ -50,13 +51,14 @@ class Identity:
     def state(self, step: int) -> dict[str, JSON]:
         """The state of a bundle after `step` steps: where data and random numbers go on, and what it belongs to.
 
-        Both are functions of seed and step; the portable and debug tiers scale no loss.
+        Both are functions of seed and step. Only fp16 scales the loss; the scale is in the bundle's tensors.
         """
         train = self.configuration["train"]
+        scaled = train.get("precision") == "fp16"
         return {
             "configuration": self.configuration_hash,
             "dataset": self.dataset,
-            "loss_scaler": None,
+            "loss_scaler": [SCALE, STREAK] if scaled else None,
             "random": {"seed": train["seed"], "step": step},
             "sampler": {"position": step * train["batch"], "seed": train["seed"]},
             "specification": self.specification,

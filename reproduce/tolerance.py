@@ -1,11 +1,13 @@
 """Measuring the tolerance that a record declares, where its bits depend on machine and library.
 
-A run of the tier `debug` is replayed between some of its own bundles, each time with its products rounded otherwise,
-and compared with what it recorded. docs/tolerance.md says what such a claim means.
+A run is replayed between some of its own bundles in other arithmetic, and compared with what it recorded: one of the
+tier `debug` with its products rounded otherwise, one of the tier `prod` with the products of the tier `portable`.
+docs/tolerance.md says what such a claim means.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +20,8 @@ from reproduce.workbench import Workbench, open_workbench
 
 FACTOR = 8.0
 """What the largest distances are multiplied by: other machines round in other ways than the few that are tried."""
+
+PROD_WAYS = ("products, attention and sums in the arithmetic of the tier portable",)
 
 MOST_STEPS = 1000
 """Longer ways from one bundle to the next are measured, and hold, only so far."""
@@ -55,24 +59,26 @@ def measure_tolerance(
     bundles: Mapping[int, str],
     results: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The tolerance of a finished run, as its record declares it. Costs the steps of three segments for each of WAYS.
+    """The tolerance of a finished run, as its record declares it. Costs the steps of three segments for each way.
 
-    A run on a GPU declares none: there is only one way to round its products.
+    A run of the tier `debug` on a GPU declares none: there is only one way to round its products.
     """
-    if configuration.run.device != "cpu":
+    prod = configuration.tier == "prod"
+    if configuration.run.device != "cpu" and not prod:
         return {"method": "none"}
+    ways = PROD_WAYS if prod else tuple(WAYS)
     windows = _windows(sorted(bundles), configuration.train.steps)
     envelope = _Envelope()
     final = load_bundle(store, bundles[configuration.train.steps]).tensors
-    with open_workbench(configuration, project.dataset) as workbench:
-        for way in WAYS:
+    with open_workbench(configuration, project.dataset, exactly=not prod) as workbench:
+        for way in ways:
             for start, steps in windows:
-                with rounding(way):
+                with nullcontext() if prod else rounding(way):
                     _replay(workbench, store, bundles, start, steps, final["history/loss"], results, envelope)
     steps = max(steps for _, steps in windows)
     return {
         "method": METHOD,
-        "changes": list(WAYS),
+        "changes": list(ways),
         "factor": FACTOR,
         "windows": [list(window) for window in windows],
         "steps": steps,
@@ -99,7 +105,7 @@ def _replay(
     envelope: _Envelope,
 ) -> None:
     trainer = workbench.trainer
-    workbench.load(load_bundle(store, bundles[start]), f"bundle {bundles[start]}")
+    workbench.load(load_bundle(store, bundles[start]), f"bundle {bundles[start]}", elsewhere=True)
     for step in range(1, steps + 1):
         result = trainer.train_step()
         distance = loss_away(result.loss, losses[result.step - 1])
@@ -107,7 +113,7 @@ def _replay(
     if trainer.step in bundles:
         state = trainer.state()
         for name, saved in load_bundle(store, bundles[trainer.step]).tensors.items():
-            if not name.startswith("history/"):
+            if name in state and not name.startswith("history/"):
                 envelope.tensors[name] = max(envelope.tensors[name], relative_distance(saved, state[name]))
     expected = results["validation"].get(str(trainer.step))
     if trainer.step == workbench.configuration.train.steps:

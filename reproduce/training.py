@@ -12,7 +12,7 @@ from data_pipeline import open_dataset
 from engine.errors import NonFinite
 from reproduce.configuration import Configuration
 from reproduce.display import open_display, say
-from reproduce.errors import Changed, Interrupted
+from reproduce.errors import Changed, ConfigurationError, Interrupted
 from reproduce.lineage import Fork, Lineage, Session
 from reproduce.normative import normative_sources
 from reproduce.project import Project
@@ -45,6 +45,11 @@ def train(
     start: a bundle to go on from instead of the run's last one. fork: begin at the state of another run.
     Raises Interrupted after a signal, NonFinite, SaveFailed (no space), Busy, DamagedBundle, Changed.
     """
+    if configuration.tier == "prod" and configuration.run.device != "cuda":
+        raise ConfigurationError(
+            f"run.device: the tier prod trains on cuda, found {configuration.run.device}: set run.device: cuda, or "
+            "tier: portable (without train.precision) to train here"
+        )
     dataset = open_dataset(project.dataset)
     check_dataset(configuration, dataset)
     identity = identity_of(configuration, dataset)

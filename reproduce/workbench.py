@@ -8,6 +8,7 @@ from pathlib import Path
 
 from artifacts import Bundle
 from data_pipeline import Dataset, TextError, Tokenizer, TrainingOrder, ValidationWindows, open_dataset
+from engine.backends.base import extra_names
 from engine.numerics.kernel_cache import FOLDER, nothing_compiled
 from engine.numerics.types import Words
 from engine.sampling import sample
@@ -51,10 +52,14 @@ class Workbench:
     identity: Identity
     trainer: Trainer
 
-    def load(self, bundle: Bundle, what: str) -> None:
-        """Take up the state of a bundle, which must belong here."""
+    def load(self, bundle: Bundle, what: str, *, elsewhere: bool = False) -> None:
+        """Take up the state of a bundle, which must belong here. `elsewhere`: its bits are not expected to be met."""
         step = self.identity.check(bundle.state, what)
-        self.trainer.load_state(bundle.tensors)
+        tensors = bundle.tensors
+        if self.trainer.train.precision is None:  # a run of the tier prod may be replayed in portable arithmetic
+            extra = extra_names(self.configuration.train.precision)
+            tensors = {name: array for name, array in tensors.items() if name not in extra}
+        self.trainer.load_state(tensors, elsewhere=elsewhere)
         if self.trainer.step != step:
             raise ConfigurationError(
                 f"{what}: its state says step {step}, its history has {self.trainer.step} steps: take another bundle "
@@ -113,35 +118,44 @@ def check_dataset(configuration: Configuration, dataset: Dataset) -> None:
 
 
 @contextmanager
-def open_workbench(configuration: Configuration, directory: Path) -> Iterator[Workbench]:
-    """Opens the dataset in `directory` and makes a trainer without a state. Raises PlanRefused, CorruptDataError."""
+def open_workbench(configuration: Configuration, directory: Path, *, exactly: bool = True) -> Iterator[Workbench]:
+    """Opens the dataset in `directory` and makes a trainer without a state. Raises PlanRefused, CorruptDataError.
+
+    exactly: in the arithmetic of the configuration's tier; otherwise a run of the tier prod is replayed in that of
+    portable, to see how far apart they lie.
+    """
     dataset = open_dataset(directory)
-    with workbench_over(configuration, dataset) as workbench:
+    with workbench_over(configuration, dataset, exactly=exactly) as workbench:
         yield workbench
 
 
 @contextmanager
-def workbench_over(configuration: Configuration, dataset: Dataset) -> Iterator[Workbench]:
+def workbench_over(configuration: Configuration, dataset: Dataset, *, exactly: bool = True) -> Iterator[Workbench]:
     """The same over a dataset that is open."""
     check_dataset(configuration, dataset)
     model, train = configuration.model, configuration.train
     order = TrainingOrder(dataset.train, model.context, train.batch, train.seed)
-    trainer = new_trainer(configuration, train, order)
+    trainer = new_trainer(configuration, train, order, exactly=exactly)
     try:
         yield Workbench(configuration, dataset, identity_of(configuration, dataset), trainer)
     finally:
         trainer.close()
 
 
-def new_trainer(configuration: Configuration, train: TrainSpec, batches: BatchSource) -> Trainer:
+def new_trainer(
+    configuration: Configuration, train: TrainSpec, batches: BatchSource, *, exactly: bool = True
+) -> Trainer:
     """A trainer of this configuration but for `train`. The first one on a machine compiles, and it is said that it
     does. Raises PlanRefused."""
     if multiprocessing.parent_process() is None:  # else whoever started this process has said it
         announce_compilation(configuration.run)
+    tier = configuration.tier
+    if tier == "prod" and not exactly:
+        tier, train = "portable", train.model_copy(update={"precision": None})
     return Trainer(
         configuration.model,
         train,
-        configuration.tier,
+        tier,
         batches,
         threads=configuration.run.thread_count(),
         device=configuration.run.device,

@@ -13,12 +13,20 @@ Path = tuple[str, ...]
 
 
 def set_values(text: str, values: Mapping[Path, bool | int | float | str], what: str) -> str:
-    """`text` with the scalars at these paths replaced. Raises ConfigurationError where there is no such scalar."""
+    """`text` with the scalars at these paths replaced; a key that a block mapping lacks is put before its others.
+
+    Raises ConfigurationError where there is no such scalar.
+    """
     load_yaml(text, what)
     root = YAML(typ="rt", pure=True).compose(text)
     pieces = []
     for path, value in values.items():
         node = _find(root, path)
+        around = _find(root, path[:-1])
+        if node is None and isinstance(around, MappingNode) and not around.flow_style:
+            start, indent = around.start_mark.index, " " * around.start_mark.column
+            pieces.append((start, start, f"{path[-1]}: {scalar(value)}\n{indent}"))
+            continue
         if not isinstance(node, ScalarNode):
             raise ConfigurationError(f"{what}: expected a value at {'.'.join(path)}, found none: write it by hand")
         pieces.append((node.start_mark.index, node.end_mark.index, scalar(value)))

@@ -1,5 +1,6 @@
 """What the trainer asks of a backend."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -7,8 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.digest import Sums
-from engine.numerics.types import Floats, Longs, Words
+from engine.numerics.types import Array, Floats, Longs, Words
+from engine.program import Program
 from engine.schedule import StepValues
+from engine.spec import Precision
+
+# State beside weights and moments, of the tier prod: algorithms of the libraries, and in fp16 the loss scale.
+CHOICES, SCALE, STREAK = "libraries/choices", "scaler/scale", "scaler/streak"
+
+
+def extra_names(precision: Precision | None) -> frozenset[str]:
+    """Names of the state that a precision has beside weights and moments."""
+    if precision is None:
+        return frozenset()
+    return frozenset({CHOICES, SCALE, STREAK}) if precision == "fp16" else frozenset({CHOICES})
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,7 @@ def first_flagged(forward: Longs | Words, backward: Longs | Words) -> int | None
 class Backend(Protocol):
     """Executes a plan. Flat arrays hold all parameters (weights) or their moments (m, v), as the plan places them."""
 
+    program: Program
     sums: Sums  # [parameters, 3, 2]: the step digest's numbers after the last step
 
     def train_step(self, step: int, ids: Words, targets: Words, values: StepValues) -> StepOutcome: ...
@@ -46,6 +60,8 @@ class Backend(Protocol):
     def current_state(self) -> dict[str, Floats]: ...
     def state_to_write(self) -> dict[str, Floats]: ...
     def state_written(self) -> None: ...
+    def extra_state(self) -> dict[str, Array]: ...
+    def load_extra_state(self, state: Mapping[str, Array], *, elsewhere: bool) -> None: ...
     def copy_for_saving(self) -> dict[str, Floats]: ...
     def views(self, flat: Floats) -> dict[str, Floats]: ...
     def close(self) -> None: ...

@@ -1,12 +1,13 @@
 """The CPU backend: runs a program in one NumPy arena. It is the normative form of the portable tier."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.backends.base import StepOutcome
 from engine.digest import Sums
+from engine.errors import StateMismatch
 from engine.numerics.fixed_point import INFINITY_BITS, magnitude_bits
 from engine.numerics.jit import kernel
 from engine.numerics.sums import sum_integer
@@ -342,6 +343,16 @@ class CpuBackend:
 
     def state_written(self) -> None:
         self.weights_changed()
+
+    def extra_state(self) -> dict[str, Array]:
+        """What goes on besides weights and moments: nothing."""
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Array], *, elsewhere: bool) -> None:
+        """A run of the tier prod is only checked here, in other arithmetic: its algorithms and loss scale do not
+        matter. Raises StateMismatch where its bits are expected."""
+        if state and not elsewhere:
+            raise StateMismatch("a run of the tier prod goes on on device cuda alone: set run.device to cuda")
 
     def copy_for_saving(self) -> dict[str, Floats]:
         """One copy of the state in buffers that the saver may read while training goes on."""

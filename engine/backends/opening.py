@@ -15,7 +15,10 @@ Device = Literal["cpu", "cuda"]
 
 
 def open_backend(program: Program, train: TrainSpec, tier: Tier, device: Device, threads: int) -> tuple[Plan, Backend]:
-    """Test the device, plan for it and allocate. Raises UnsoundMachine, DeviceUnavailable or PlanRefused."""
+    """Test the device, plan for it and allocate. Raises UnsoundMachine, DeviceUnavailable or PlanRefused.
+
+    On the CPU the tier prod runs in the arithmetic of `portable`: good for checking a run, not for its bits.
+    """
     if device == "cpu":
         check_machine()
         plan = make_plan(program, train, tier, threads)

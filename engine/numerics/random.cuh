@@ -4,7 +4,8 @@
 
 // What changes from step to step, and the seed: kernels read it from memory, so that a captured step can be replayed.
 struct StepValues {
-    uint32 key_low, key_high, step, unused;
+    uint32 key_low, key_high, step;
+    float loss_scale; // of the tier prod: what gradients are multiplied by on their way to the optimizer
     float rate, decay, correction1, correction2;
 };
 

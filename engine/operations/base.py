@@ -47,12 +47,12 @@ class BufferType:
     """Shape and dtype of a buffer at known sizes."""
 
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # a name that NumPy knows, or bfloat16
 
     @property
     def bytes(self) -> int:
         # Python integers: NumPy's would wrap around for a model that is far too large.
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
+        return prod(self.shape) * (2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize)
 
 
 class Execution(Protocol):

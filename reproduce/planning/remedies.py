@@ -61,9 +61,14 @@ def _tiled(configuration: Configuration, device: Device) -> Sequence[Changes]:
 
 
 def _recompute(configuration: Configuration, device: Device) -> Sequence[Changes]:
-    # The last block's backward half comes at once, so to compute it again gains nothing. On a card all is kept.
-    layers = configuration.model.layers if device.backend == "cpu" else 0
-    return [{("run", "recompute"): blocks} for blocks in range(configuration.run.recompute + 1, layers)]
+    # The last block's backward half comes at once, so to compute it again gains nothing.
+    blocks = range(configuration.run.recompute + 1, configuration.model.layers)
+    return [{("run", "recompute"): count} for count in blocks]
+
+
+def _mixed(configuration: Configuration, device: Device) -> Sequence[Changes]:
+    portable = device.backend == "cuda" and configuration.tier != "prod"
+    return [{("tier",): "prod", ("train", "precision"): "bf16"}] if portable else []
 
 
 def _threads(configuration: Configuration, device: Device) -> Sequence[Changes]:
@@ -89,6 +94,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("compute attention weights again", False, _tiled),
     Family("compute blocks again", False, _recompute),
     Family("fewer threads", False, _threads),
+    Family("16-bit activations", True, _mixed),
     Family("more shards", True, _shards),
     Family("smaller batch", True, _batch),
     Family("shorter context", True, _context),

@@ -136,7 +136,7 @@ def refuse_early(configuration: Configuration, limit: "Limit") -> None:
 def plan_for(configuration: Configuration, device: Device) -> tuple[Program, Plan]:
     """The engine's plan as the backend of that device executes it."""
     model, train, tier = configuration.model, configuration.train, configuration.tier
-    program = build_program(model, configuration.recomputed_blocks if device.backend == "cpu" else 0)
+    program = build_program(model, configuration.recomputed_blocks)
     if device.backend == "cpu":
         return program, make_plan(program, train, tier, configuration.run.thread_count())
     from engine.backends.cuda.opening import cuda_plan

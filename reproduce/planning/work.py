@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
+from engine.backends.cuda.mixed.operations import FlashAttention, Mlp
 from engine.operations.attention import Attention
-from engine.operations.base import Operation, Sizes
+from engine.operations.base import BufferType, Operation, Sizes
 from engine.operations.linear import Linear
 from engine.program import Program
 from engine.spec import TrainSpec
@@ -58,6 +57,12 @@ def _operations(operation: Operation, sizes: Sizes) -> tuple[int, int]:
         product = 2 * pairs * operation.width
         # Scores and sums; gradients of weights, v, q and k, and scores again where they are not stored.
         return 2 * product, (4 if operation.stored else 5) * product
+    if isinstance(operation, Mlp):
+        product = 4 * sizes.batch * sizes.context * operation.width * operation.hidden
+        return product, 2 * product
+    if isinstance(operation, FlashAttention):
+        pairs = sizes.batch * operation.heads * sizes.context * (sizes.context + 1) // 2
+        return 4 * pairs * operation.width, 10 * pairs * operation.width
     return 0, 0
 
 
@@ -65,7 +70,7 @@ def _bytes(program: Program, operation: Operation, sizes: Sizes, elements: Mappi
     """Of the forward pass and of the backward pass. elements: of each parameter."""
     tensors = {**operation.inputs, **operation.outputs}
     size = {
-        role: prod(program.tensors[name].at(sizes)) * np.dtype(program.tensors[name].dtype).itemsize
+        role: BufferType(program.tensors[name].at(sizes), program.tensors[name].dtype).bytes
         for role, name in tensors.items()
     }
     parameters = 4 * sum(elements[name] for name in operation.parameters.values())

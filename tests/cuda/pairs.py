@@ -172,9 +172,7 @@ class Pair:
         if len(bad):
             index = tuple(int(i) for i in np.unravel_index(bad[0], cpu.shape))
             first = bad[0]
-            self.differences.append(
-                Difference(what, len(bad), len(a), index, f"{a[first]:#010x}", f"{b[first]:#010x}")
-            )
+            self.differences.append(Difference(what, len(bad), len(a), index, f"{a[first]:#010x}", f"{b[first]:#010x}"))
 
     def flagged(self) -> tuple[bool, bool]:
         """Whether the CPU and the card met a number that is not finite; forgets it."""
@@ -194,9 +192,7 @@ class Pair:
         operation.forward(self.frame)
         self.cuda.twin(operation).forward(self.run, operation)
         outputs = operation.outputs.values()
-        self._compare_all(
-            f"{operation.name} forward", {n: (self.frame.tensor(n), self.run.tensor(n)) for n in outputs}
-        )
+        self._compare_all(f"{operation.name} forward", {n: (self.frame.tensor(n), self.run.tensor(n)) for n in outputs})
 
     def backward(self, operation: Operation) -> None:
         self.frame._phase = self.run._phase = "backward"

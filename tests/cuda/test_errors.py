@@ -110,5 +110,3 @@ def test_a_full_card_refuses_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         open_it()
     assert caught.value.exit_code == 5
     assert "NVIDIA" in str(caught.value) and "MiB" in str(caught.value)
-
-

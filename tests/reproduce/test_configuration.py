@@ -67,7 +67,7 @@ def test_params_is_the_default_experiment_byte_for_byte():
         ("train.warmup_steps=5000", "train: warmup_steps may be at most steps="),
         ("model.dropout=1.0", "model.dropout: expected less than 1.0, found 1.0"),
         ("model.activation=swish", "model.activation: expected 'gelu' or 'relu', found the text 'swish'"),
-        ("tier=fast", "tier: expected 'portable' or 'debug', found the text 'fast'"),
+        ("tier=fast", "tier: expected 'portable', 'debug' or 'prod', found the text 'fast'"),
         ("data.tokenizer={kind: words}", "data.tokenizer.kind: expected one of 'characters', 'bpe', found 'words'"),
         ("data.tokenizer={}", "data.tokenizer: expected a section with the key kind"),
         ("data.tokenizer={kind: bpe}", "data.tokenizer.vocabulary: expected a value, found none: add it"),

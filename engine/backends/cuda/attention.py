@@ -45,9 +45,7 @@ class AttentionTwin(Twin[Attention]):
         one = BufferType((1,), "int32")
         return {"forward_unusual": one, "backward_unusual": one}
 
-    def backward_work(
-        self, operation: Attention, sizes: Sizes, tier: str, shards: int
-    ) -> dict[str, BufferType]:
+    def backward_work(self, operation: Attention, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         roles = ("q", "k", "v", "do", "q_columns", "k_columns", "do_columns")
         work = {role: self._planes(operation, sizes) for role in roles}
         integers = self._per_token(operation, sizes, "int32")
@@ -57,9 +55,7 @@ class AttentionTwin(Twin[Attention]):
         work |= {role: tiles for role in ("least_q", "least_k", "least_do")}
         return work | {role: floats for role in ("fold_q", "fold_k", "fold_do", "delta")}
 
-    def _quantise(
-        self, run: Run, operation: Attention, tensors: Sequence[tuple[int, ...]], unusual: int
-    ) -> None:
+    def _quantise(self, run: Run, operation: Attention, tensors: Sequence[tuple[int, ...]], unusual: int) -> None:
         """Each tensor: source, its width, first column, row planes, column planes, exponents, leasts, folds, and the
         largest exponent that is usual."""
         sizes = run.sizes
@@ -122,10 +118,7 @@ class AttentionTwin(Twin[Attention]):
         unusual = run.zeroed(operation, "backward_unusual")
         dqkv, dout = run.gradient(operation.inputs["qkv"]), run.gradient(operation.outputs["y"])
         inner, heads = operation.heads * operation.width, sizes.batch * operation.heads
-        w = {
-            role: run.work(operation, role)
-            for role in self.backward_work(operation, sizes, run.tier, run.shards)
-        }
+        w = {role: run.work(operation, role) for role in self.backward_work(operation, sizes, run.tier, run.shards)}
         sources = (("q", qkv, 3 * inner, 0), ("k", qkv, 3 * inner, inner), ("do", dout, inner, 0))
         self._quantise(
             run,

@@ -1,6 +1,6 @@
 """The CUDA backend: runs a program in one arena on the card, with the CPU backend's bits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -37,9 +37,7 @@ CONSTANTS = "fffff"  # struct Constants of the optimizer's kernels
 class CudaBackend:
     """Executes a plan on one card. Everything lives in one allocation, made here and nowhere else."""
 
-    def __init__(
-        self, program: Program, plan: Plan, train: TrainSpec, layout: CudaLayout, card: Card
-    ) -> None:
+    def __init__(self, program: Program, plan: Plan, train: TrainSpec, layout: CudaLayout, card: Card) -> None:
         self.program = program
         self.plan = plan
         self.train = train
@@ -123,6 +121,10 @@ class CudaBackend:
         """Queue the zeros that operations count on."""
         self.launcher.fill(self.address("zeros"), 0, self.layout.zero_bytes)
 
+    def clear_gradients(self, at_once: int) -> None:
+        """Queue zeros in the sets that the shards taken at once add to."""
+        self.launcher.fill(self.address("gradients0"), 0, at_once * self.plan.buffers["gradients0"].type.bytes)
+
     def run(self, batch: int, context: int) -> Run:
         """The program bound to `batch` rows of `context` tokens, at most the planned ones."""
         if (batch, context) not in self._runs:
@@ -198,11 +200,11 @@ class CudaBackend:
     def _queue_gradients(self, run: Run) -> int:
         """Gradients of the whole batch, group after group of shards; returns the set that holds them."""
         at_once, rows = run.shards, run.sizes.batch
-        free = list(range(at_once, self.plan.gradient_sets))
+        filled = self.layout.sets_at_once(at_once)
+        free = list(range(filled, self.plan.gradient_sets))
         tree: list[tuple[int, int]] = []  # (level, set), as a binary counter over groups
         groups = self.train.shards // at_once
         run.training = True
-        set_bytes = self.plan.buffers["gradients0"].type.bytes
         for group in range(groups):
             run.first_row = group * rows
             offset = 4 * run.first_row * self.program.spec.context
@@ -210,22 +212,22 @@ class CudaBackend:
             run.place("targets", self.address("batch") + self._host["batch"].nbytes // 2 + offset)
             if group > 0:
                 self.fill_zeros()
-            self.launcher.fill(self.address("gradients0"), 0, at_once * set_bytes)
+            self.clear_gradients(at_once)
             run.forward()
             self._queue_loss_total(run)
             run.backward()
             if groups == 1:
-                self._join(0, at_once, 0, add=False)
+                self._join(0, filled, 0, add=False)
                 continue
             # The group's own tree goes straight to the set that it joins or founds.
             level = 0
             if tree and tree[-1][0] == level:
                 current = tree.pop()[1]
-                self._join(0, at_once, current, add=True)
+                self._join(0, filled, current, add=True)
                 level = 1
             else:
                 current = free.pop()
-                self._join(0, at_once, current, add=False)
+                self._join(0, filled, current, add=False)
             while tree and tree[-1][0] == level:
                 left = tree.pop()[1]
                 self._join(current, 1, left, add=True)
@@ -350,6 +352,13 @@ class CudaBackend:
     def state_to_write(self) -> dict[str, Floats]:
         """Flat arrays in host memory to put a whole state into; then call state_written."""
         return {name: self._host[name] for name in STATE}
+
+    def extra_state(self) -> dict[str, Array]:
+        """What goes on besides weights and moments: nothing."""
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Array], *, elsewhere: bool) -> None:
+        """Nothing goes on besides weights and moments."""
 
     def state_written(self) -> None:
         with self._guarded():

@@ -48,9 +48,7 @@ class Card:
         self.name: str = device.name()
         self.capability: int = 10 * capability[0] + capability[1]
         self.processors: int = device.get_attribute(driver.device_attribute.MULTIPROCESSOR_COUNT)
-        self.shared_limit: int = device.get_attribute(
-            driver.device_attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        )
+        self.shared_limit: int = device.get_attribute(driver.device_attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
     def free_memory(self) -> int:
         """Bytes that are free now."""

@@ -7,17 +7,19 @@ carries the hash of everything that decides the code.
 import ctypes
 import os
 from functools import cache
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 import platformdirs
 from blake3 import blake3
 
 from engine.backends.cuda.errors import DeviceUnavailable
+from engine.backends.cuda.libraries import packaged_library
 from engine.backends.cuda.sources import Unit, headers, source
 
 # Every float operation is one IEEE-754 operation: nothing contracted, approximated or flushed to zero.
 OPTIONS = ("--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false", "--std=c++17", "--no-cache")
+# The tier prod promises no bits beyond one model of card: its kernels may contract and approximate.
+MIXED_OPTIONS = ("--use_fast_math", "--std=c++17", "--no-cache")
 COMPUTE_CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)  # those that every kernel is compiled for in the tests
 HOPPER = 90
 PACKAGE = "nvidia-cuda-nvrtc"
@@ -28,20 +30,9 @@ class CompileError(Exception):
     """NVRTC refused a kernel: a fault of this program, with the compiler's log."""
 
 
-def library_path() -> str:
-    """Where the compiler is: in its package, else wherever the system's loader finds it."""
-    try:
-        for file in files(PACKAGE) or []:
-            if file.name == LIBRARY:
-                return str(file.locate())
-    except PackageNotFoundError:
-        pass
-    return LIBRARY
-
-
 @cache
 def _library() -> ctypes.CDLL:
-    path = Path(library_path())
+    path = Path(packaged_library(PACKAGE, LIBRARY))
     try:
         # The compiler looks for its built-in declarations by bare name: what is loaded already is found.
         beside = path.parent.glob("libnvrtc-builtins.so.*") if path.is_absolute() else []
@@ -81,7 +72,8 @@ def _options(unit: Unit, capability: int) -> list[str]:
     macros = [f"-D{name}={value}" for name, value in sorted(unit.macros.items())]
     # The suffix allows Hopper's warpgroup instructions, which no other architecture has.
     suffix = "a" if capability == HOPPER else ""
-    return [f"--gpu-architecture=sm_{capability}{suffix}", *OPTIONS, *macros]
+    options = MIXED_OPTIONS if unit.name.endswith("_mixed") else OPTIONS
+    return [f"--gpu-architecture=sm_{capability}{suffix}", *options, *macros]
 
 
 def content_hash(unit: Unit, capability: int) -> str:

@@ -46,9 +46,7 @@ class EmbedTwin(Twin[Embed]):
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
 
-    def backward_work(
-        self, operation: Embed, sizes: Sizes, tier: str, shards: int
-    ) -> dict[str, BufferType]:
+    def backward_work(self, operation: Embed, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         tokens = sizes.batch * sizes.context
         return {
             "first": BufferType((shards, self.vocab), "int32"),
@@ -84,9 +82,7 @@ class EmbedTwin(Twin[Embed]):
         column_tops(run, dy, tokens, width, shards, tops)
         grid = (*blocks(tokens * width), shards)
         sizes = (ids, first, tokens, self.vocab, width)
-        run.launch(
-            EMBED, "k_embed_bwd_sums", "PPiiiPPPP", grid, (THREADS,), *sizes, dy, tops, sums, flag
-        )
+        run.launch(EMBED, "k_embed_bwd_sums", "PPiiiPPPP", grid, (THREADS,), *sizes, dy, tops, sums, flag)
         run.launch(
             EMBED,
             "k_embed_bwd_token",

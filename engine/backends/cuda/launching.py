@@ -26,6 +26,16 @@ class Launcher:
         self._functions: dict[tuple[str, tuple[tuple[str, int], ...], str], Any] = {}
         self._shared: dict[tuple[str, tuple[tuple[str, int], ...], str], int] = {}
 
+    @property
+    def current(self) -> int:
+        """Handle of the stream that work is queued on now."""
+        return int(self._current.handle)
+
+    @property
+    def streams(self) -> tuple[int, int]:
+        """Handles of both streams, the main one first."""
+        return int(self.stream.handle), int(self._side.handle)
+
     def function(self, unit: Unit, name: str, arguments: str) -> Any:
         key = (unit.name, tuple(sorted(unit.macros.items())))
         if (*key, name) not in self._functions:

@@ -9,17 +9,20 @@ from engine.optimizer import NORM_CHUNK
 from engine.program import Program
 from engine.spec import TrainSpec
 
-# Shards are taken together up to this many tokens: enough to fill a card, beyond it only memory grows.
-TOKENS_AT_ONCE = 8192
 ADAMW_PIECE = 1 << 14  # elements that one block of the optimizer updates
 VALUES = np.dtype(
-    [("key", "<u4", 2), ("step", "<u4"), ("unused", "<u4"), ("rate", "<f4"), ("decay", "<f4"), ("correction", "<f4", 2)]
+    [
+        ("key", "<u4", 2),
+        ("step", "<u4"),
+        ("loss_scale", "<f4"),
+        ("rate", "<f4"),
+        ("decay", "<f4"),
+        ("correction", "<f4", 2),
+    ]
 )
 OUTCOME = np.dtype([("norm", "<f8"), ("loss_total", "<i8"), ("clip", "<f4"), ("stop", "<i4")])
 ALIGNMENT = 64
-PIECE = np.dtype(
-    [("start", "<i8"), ("parameter", "<i4"), ("decayed", "<i4"), ("first", "<i8"), ("last", "<i8")]
-)
+PIECE = np.dtype([("start", "<i8"), ("parameter", "<i4"), ("decayed", "<i4"), ("first", "<i8"), ("last", "<i8")])
 
 
 class CudaLayout:
@@ -29,11 +32,13 @@ class CudaLayout:
     saves_in_arena = False
     # A weight's gradient runs beside the steps up to the next linear layer or the embedding, at most this many.
     lingers = 2
+    # Shards are taken together up to this many tokens: enough to fill a card, beyond it only memory grows.
+    tokens_at_once = 8192
 
     def __init__(self, program: Program, train: TrainSpec, tier: str) -> None:
         self.program = program
         self.train = train
-        self.twins: dict[str, Twin[Operation]] = {o.name: twin_of(program, o) for o in program.operations}
+        self.twins: dict[str, Twin[Operation]] = self.twins_of(program)
         self.zero_places: dict[str, int] = {}
         self.zero_bytes = 0
         for operation in program.operations:
@@ -42,18 +47,29 @@ class CudaLayout:
                 self.zero_places[f"{operation.name}/{role}"] = self.zero_bytes
                 self.zero_bytes += -(-type.bytes // ALIGNMENT) * ALIGNMENT
 
+    def twins_of(self, program: Program) -> dict[str, Twin[Operation]]:
+        """The CUDA half of each operation, by name."""
+        return {o.name: twin_of(program, o) for o in program.operations}
+
     def shards_at_once(self, shards: int) -> int:
-        """The largest power of two that divides the shards and keeps to TOKENS_AT_ONCE."""
+        return self.shards_within(shards, self.tokens_at_once)
+
+    def shards_within(self, shards: int, most_tokens: int) -> int:
+        """The largest power of two that divides the shards and keeps to a number of tokens; at least 1."""
         tokens = self.train.batch // shards * self.program.spec.context
         count = 1
-        while shards % (2 * count) == 0 and 2 * count * tokens <= TOKENS_AT_ONCE:
+        while shards % (2 * count) == 0 and 2 * count * tokens <= most_tokens:
             count *= 2
         return count
 
+    def sets_at_once(self, at_once: int) -> int:
+        """Gradient sets that shards taken at once fill: one for each."""
+        return at_once
+
     def gradient_sets(self, shards: int) -> int:
-        """One for each shard taken at once, and one for each level of the tree over the groups of shards."""
+        """Those that are filled at once, and one for each level of the tree over the groups of shards."""
         at_once = self.shards_at_once(shards)
-        return at_once + (shards // at_once - 1).bit_length()
+        return self.sets_at_once(at_once) + (shards // at_once - 1).bit_length()
 
     def derived(self, operation: Operation, tier: str) -> dict[str, BufferType]:
         return self.twins[operation.name].derived(operation, tier)

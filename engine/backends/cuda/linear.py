@@ -72,9 +72,7 @@ def column_tops(run: Run, x: int, tokens: int, columns: int, shards: int, tops: 
     run.launch(linear_unit(run), "k_column_tops", "PiiP", grid, (32, 8), x, tokens, columns, tops)
 
 
-def quantise_columns(
-    run: Run, x: int, operand: Operand, shards: int, tops: int, totals: int, flag: int
-) -> None:
+def quantise_columns(run: Run, x: int, operand: Operand, shards: int, tops: int, totals: int, flag: int) -> None:
     """x [shards, depth, rows] with its columns as rows of the operand; totals (zeros, or 0 for none) get their sums."""
     grid = (ceiling(operand.rows, 64), operand.padded // 64, shards)
     run.launch(
@@ -173,9 +171,7 @@ class LinearTwin(Twin[Linear]):
     def _row_work(self, tokens: int, depth: int) -> dict[str, BufferType]:
         return {"rows": planes(tokens, depth), "row_exponents": BufferType((tokens,), "int32")}
 
-    def backward_work(
-        self, operation: Linear, sizes: Sizes, tier: str, shards: int
-    ) -> dict[str, BufferType]:
+    def backward_work(self, operation: Linear, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         if tier == "debug":
             return {}
         tokens = sizes.batch * sizes.context
@@ -260,17 +256,13 @@ class LinearTwin(Twin[Linear]):
                 )
         multiply(run, rows, self._weight_columns(run, operation), dx, add=add)
 
-    def _backward_debug(
-        self, run: Run, operation: Linear, places: tuple[int, int, int, int, int], add: bool
-    ) -> None:
+    def _backward_debug(self, run: Run, operation: Linear, places: tuple[int, int, int, int, int], add: bool) -> None:
         x, dx, dy, gradient, bias = places
         weight = run.parameter(operation.parameters["weight"])
         wide, deep, tokens = operation.wide, operation.deep, run.shard_tokens
         debug_product(run, (dy, wide, 1), (weight, 1, deep), (run.tokens, deep, wide), dx, 0, add=add)
         shard, sizes = (tokens * wide, tokens * deep, run.set_stride), (wide, deep, tokens)
-        debug_product(
-            run, (dy, 1, wide), (x, 1, deep), sizes, gradient, 0, add=True, shards=run.shards, shard=shard
-        )
+        debug_product(run, (dy, 1, wide), (x, 1, deep), sizes, gradient, 0, add=True, shards=run.shards, shard=shard)
         if bias:
             run.launch(
                 linear_unit(run),

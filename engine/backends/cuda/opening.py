@@ -2,13 +2,18 @@
 
 from engine.backends.cuda.backend import CudaBackend
 from engine.backends.cuda.card import Card
+from engine.backends.cuda.errors import DeviceUnavailable
 from engine.backends.cuda.layout import CudaLayout
+from engine.backends.cuda.mixed.backend import MixedBackend
+from engine.backends.cuda.mixed.layout import MixedLayout
+from engine.backends.cuda.mixed.program import mixed_program
 from engine.errors import SpecError
 from engine.numerics.self_test import check_float_environment
 from engine.plan import Plan, make_plan
 from engine.program import Program, build_program
 from engine.spec import Tier, TrainSpec
 
+OLDEST_MIXED_CAPABILITY = 80  # bfloat16
 LONGEST_CONTEXT = 65536  # int32 sums over the keys of a row hold up to here
 
 
@@ -20,8 +25,12 @@ def cuda_plan(program: Program, train: TrainSpec, tier: Tier) -> tuple[Program, 
     spec = program.spec
     if spec.context > LONGEST_CONTEXT:
         raise SpecError(f"device cuda takes model.context up to {LONGEST_CONTEXT}, found {spec.context}")
+    recompute = sum(1 for step in program.backward if step.again)
+    if train.precision is not None:
+        program = mixed_program(program, train.precision, recompute)
+        layout: CudaLayout = MixedLayout(program, train, tier)
+        return program, make_plan(program, train, tier, layout.threads, layout), layout
     if spec.attention == "stored":
-        recompute = sum(1 for step in program.backward if step.again)
         program = build_program(spec.model_copy(update={"attention": "tiled"}), recompute)
     layout = CudaLayout(program, train, tier)
     return program, make_plan(program, train, tier, layout.threads, layout), layout
@@ -32,5 +41,12 @@ def open_cuda_backend(program: Program, train: TrainSpec, tier: Tier) -> tuple[P
     check_float_environment()
     program, plan, layout = cuda_plan(program, train, tier)
     card = Card()
+    if train.precision is not None and card.capability < OLDEST_MIXED_CAPABILITY:
+        raise DeviceUnavailable(
+            f"{card.name} has compute capability {card.capability / 10}, the tier prod needs at least "
+            f"{OLDEST_MIXED_CAPABILITY / 10}: use the tier portable"
+        )
     plan.check_fits(card.free_memory(), card.name)
+    if train.precision is not None:
+        return plan, MixedBackend(program, plan, train, layout, card, train.precision)
     return plan, CudaBackend(program, plan, train, layout, card)

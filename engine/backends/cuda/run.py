@@ -60,6 +60,15 @@ class Run:
             return self._backend.address(again_name(name))
         return self._moved[name] if name in self._moved else self._backend.address(name)
 
+    @property
+    def phase(self) -> str:
+        """`forward`, `again` or `backward`."""
+        return self._phase
+
+    def has_gradient(self, name: str) -> bool:
+        """Whether anything after a tensor gives it a gradient."""
+        return gradient_name(name) in self._backend.plan.buffers
+
     def gradient(self, name: str) -> int:
         return self._backend.address(gradient_name(name))
 

@@ -12,15 +12,22 @@ from engine.numerics import elementary
 ENGINE = Path(__file__).resolve().parent.parent.parent
 UNITS = {
     "activation": "operations/activation.cu",
+    "activation_mixed": "operations/activation_mixed.cu",
     "attention": "operations/attention.cu",
+    "attention_mixed": "operations/attention_mixed.cu",
     "dropout": "operations/dropout.cu",
     "elementary": "numerics/elementary.cu",
     "embed": "operations/embed.cu",
+    "embed_mixed": "operations/embed_mixed.cu",
     "layernorm": "operations/layernorm.cu",
+    "layernorm_mixed": "operations/layernorm_mixed.cu",
     "linear": "operations/linear.cu",
+    "linear_mixed": "operations/linear_mixed.cu",
     "loss": "operations/loss.cu",
+    "loss_mixed": "operations/loss_mixed.cu",
     "residual_add": "operations/residual_add.cu",
     "optimizer": "optimizer.cu",
+    "optimizer_mixed": "optimizer_mixed.cu",
 }
 
 

@@ -1,0 +1,187 @@
+"""The backend of the tier `prod`: 16-bit activations, fp32 weights; in fp16 the loss is scaled."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.backends.base import CHOICES, SCALE, STREAK, StepOutcome
+from engine.backends.cuda.backend import CONSTANTS, STATE, CudaBackend
+from engine.backends.cuda.card import Card
+from engine.backends.cuda.layout import CudaLayout
+from engine.backends.cuda.mixed.flash import Flash
+from engine.backends.cuda.mixed.products import WORKSPACE, Products
+from engine.backends.cuda.mixed.run import MixedRun
+from engine.backends.cuda.run import THREADS, Run, ceiling
+from engine.backends.cuda.sources import Unit
+from engine.errors import StateMismatch
+from engine.numerics.types import Array, Words
+from engine.operations.base import Sizes
+from engine.optimizer import NORM_CHUNK
+from engine.plan import Plan
+from engine.program import Program
+from engine.schedule import StepValues
+from engine.spec import Precision, TrainSpec
+
+FIRST_SCALE, LARGEST_SCALE, SMALLEST_SCALE = 2.0**16, 2.0**24, 1.0
+STEPS_UNTIL_LARGER = 2000  # good steps in a row after which the scale doubles (as in PyTorch's GradScaler)
+
+
+class MixedBackend(CudaBackend):
+    """Executes a plan of a mixed program. Same bits on the same model of card with the same libraries."""
+
+    def __init__(
+        self, program: Program, plan: Plan, train: TrainSpec, layout: CudaLayout, card: Card, precision: Precision
+    ) -> None:
+        self.precision = precision
+        self.scale = np.float32(FIRST_SCALE if precision == "fp16" else 1.0)
+        self.streak = 0
+        super().__init__(program, plan, train, layout, card)
+        main, side = self.launcher.streams
+        workspaces = self.address("products")
+        self.products = Products(card.name, {main: workspaces, side: workspaces + WORKSPACE})
+        self.flash = Flash(main, precision)
+        self._choices: dict[str, str] = {}  # of the products of a training step
+        self._unit = Unit("optimizer_mixed", {"HALF_BF16": int(precision == "bf16")})
+
+    def run(self, batch: int, context: int) -> Run:
+        if (batch, context) not in self._runs:
+            self._runs[batch, context] = MixedRun(self, Sizes(batch=batch, context=context, threads=1))
+        return self._runs[batch, context]
+
+    def _zero_state(self) -> None:
+        super()._zero_state()
+        # Gradient sets are written whole each step, but for the gaps between parameters, which the norm reads.
+        for name in ("seeds", "weights16", *(f"gradients{i}" for i in range(self.plan.gradient_sets))):
+            self.launcher.fill(self.address(name), 0, self.plan.buffers[name].type.bytes)
+
+    def fill_zeros(self) -> None:
+        """No operation counts on zeros."""
+
+    def clear_gradients(self, at_once: int) -> None:
+        """Gradients are written, not added to."""
+
+    # --- one training step ----------------------------------------------------------------------------------------
+
+    def train_step(self, step: int, ids: Words, targets: Words, values: StepValues) -> StepOutcome:
+        """One optimizer step. In fp16 an overflow leaves weights and moments as they are and is tried again, the same
+        step on the same batch, with half the scale."""
+        while True:
+            self._host["values"]["loss_scale"] = self.scale
+            self.products.recorded = self._choices if self._graph is None else None
+            outcome = super().train_step(step, ids, targets, values)
+            self.products.recorded = None
+            if outcome.flagged is not None or np.isfinite(outcome.norm) or self.precision == "bf16":
+                break
+            if self.scale <= SMALLEST_SCALE:
+                break
+            self.scale, self.streak = np.float32(self.scale / 2), 0
+        self.streak += 1
+        if self.precision == "fp16" and self.streak == STEPS_UNTIL_LARGER:
+            self.scale, self.streak = np.float32(min(float(self.scale) * 2, LARGEST_SCALE)), 0
+        return outcome
+
+    def _join(self, first: int, count: int, out: int, *, add: bool) -> None:
+        if count == 1 and first == out:
+            return
+        size = self.plan.flat_elements
+        self.launcher(
+            self._unit,
+            "k_join_gradients",
+            "PiqqPi",
+            (ceiling(size, 4 * THREADS),),
+            (THREADS,),
+            *(self.address(f"gradients{first}"), count, self.set_stride, size),
+            *(self.address(f"gradients{out}"), int(add)),
+        )
+
+    def _queue_update(self, gradient: int) -> None:
+        launch, size = self.launcher, self.plan.flat_elements
+        partial, outcome, values = (self.address(name) for name in ("partial", "outcome", "values"))
+        chunks = ceiling(size, NORM_CHUNK)
+        launch(self._unit, "k_grad_norm_partial", "PqP", (chunks,), (THREADS,), gradient, size, partial)
+        operations = 2 * len(self.program.operations)
+        arguments = (partial, chunks, float(self.train.clip_norm), self.address("flags"), operations, values, outcome)
+        launch(self._unit, "k_grad_norm_final", "PidPiPP", (1,), (1024,), *arguments)
+        k = self._constants
+        numbers = (float(x) for x in (k.beta1, k.rest1, k.beta2, k.rest2, k.epsilon))
+        weights, m, v = (self.address(name) for name in STATE)
+        arrays = (self.address("pieces"), weights, gradient, m, v, self.address("weights16"))
+        rest = (values, outcome, self.address("bad"), self.address("sums"))
+        form, grid = f"PPPPPP{CONSTANTS}PPPP", (self._piece_count,)
+        launch(self._unit, "k_adamw", form, grid, (THREADS,), *arrays, *numbers, *rest)
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    def logits(self, ids: Words) -> npt.NDArray[np.float32]:
+        vocab, padded = self.program.spec.vocab, self.program.tensors[self.program.logits].shape[-1]
+        narrow = np.empty((*ids.shape, padded), np.uint16)
+        with self._guarded():
+            run = self._forward(ids, None)
+            self.launcher.synchronise()
+            self.card.driver.memcpy_dtoh(narrow, run.tensor(self.program.logits))
+        return widened(narrow[..., :vocab], self.precision)
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def state_written(self) -> None:
+        super().state_written()
+        size = self.plan.flat_elements
+        arguments = (self.address("weights"), size, self.address("weights16"))
+        with self._guarded():
+            self.launcher(self._unit, "k_narrow", "PqP", (ceiling(size, 8 * THREADS),), (THREADS,), *arguments)
+            self.launcher.synchronise()
+
+    def extra_state(self) -> dict[str, Array]:
+        """What goes on besides weights and moments: the algorithms in use, and in fp16 the loss scale."""
+        text = json.dumps({**self._place(), "products": self._choices}, sort_keys=True, separators=(",", ":"))
+        extra: dict[str, Array] = {CHOICES: np.frombuffer(text.encode(), np.uint8)}
+        if self.precision == "fp16":
+            extra[SCALE] = np.array([self.scale], np.float32)
+            extra[STREAK] = np.array([self.streak], np.int32)
+        return extra
+
+    def _place(self) -> dict[str, Any]:
+        """What the bits of this tier depend on."""
+        return {"card": self.card.name, "cublasLt": self.products.version, "cudnn": self.flash.version}
+
+    def load_extra_state(self, state: Mapping[str, Array], *, elsewhere: bool) -> None:
+        """Go on with what a bundle says. Raises StateMismatch where it was made with another card or other libraries,
+        unless `elsewhere` says that its bits are not expected to be met."""
+        found = read_choices(state[CHOICES])
+        products = found.pop("products")
+        if found == self._place():
+            self.products.pin(products)
+            self._choices = dict(products)
+        elif not elsewhere:
+            raise StateMismatch(
+                f"the bundle was made with {describe(found)}, this machine has {describe(self._place())}: the tier "
+                "prod goes on only on the same. Resume there, or start anew here"
+            )
+        if self.precision == "fp16":
+            self.scale = np.float32(state[SCALE][0])
+            self.streak = int(state[STREAK][0])
+
+
+def read_choices(array: Array) -> dict[str, Any]:
+    """The content of CHOICES; raises StateMismatch if it is not what extra_state writes."""
+    try:
+        found = json.loads(array.tobytes().decode())
+        if set(found) == {"card", "cublasLt", "cudnn", "products"} and isinstance(found["products"], dict):
+            return dict(found)
+    except ValueError:
+        pass
+    raise StateMismatch(f"{CHOICES} of the bundle is not a list of algorithms: the bundle is not of the tier prod")
+
+
+def describe(place: Mapping[str, Any]) -> str:
+    return f"{place['card']}, cuBLASLt {place['cublasLt']}, cuDNN {place['cudnn']}"
+
+
+def widened(narrow: npt.NDArray[np.uint16], precision: Precision) -> npt.NDArray[np.float32]:
+    """16-bit floats as fp32."""
+    if precision == "fp16":
+        return narrow.view(np.float16).astype(np.float32)
+    return (narrow.astype(np.uint32) << 16).view(np.float32)

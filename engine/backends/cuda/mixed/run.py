@@ -1,0 +1,91 @@
+"""What an operation's `prod` half sees while it runs: the libraries and the weights in 16 bits beside all the rest."""
+
+from typing import TYPE_CHECKING
+
+from engine.backends.cuda.mixed.flash import Flash
+from engine.backends.cuda.mixed.products import Matrix, Products
+from engine.backends.cuda.run import Run
+from engine.backends.cuda.sources import Unit
+from engine.operations.base import Sizes
+from engine.spec import HALF_DTYPES
+
+USUAL_TOKENS = 16384  # taken at once: enough for products that fill a card
+
+if TYPE_CHECKING:
+    from engine.backends.cuda.mixed.backend import MixedBackend
+
+
+class MixedRun(Run):
+    """A program of the tier `prod` bound to sizes on the card."""
+
+    def __init__(self, backend: "MixedBackend", sizes: Sizes) -> None:
+        super().__init__(backend, sizes)
+        self.products: Products = backend.products
+        self.flash: Flash = backend.flash
+        self.half = HALF_DTYPES[backend.precision]
+        self.usual_shards = backend.layout.shards_within(backend.train.shards, USUAL_TOKENS)
+        self.all_shards = backend.train.shards
+        self.shard_rows = backend.train.batch // backend.train.shards
+        self._weights16 = backend.address("weights16")
+        self._seeds = backend.address("seeds")
+
+    def weight16(self, parameter: str) -> int:
+        return self._weights16 + 2 * self._backend.plan.places[parameter]
+
+    def unit(self, name: str, **macros: int) -> Unit:
+        return Unit(f"{name}_mixed", {"HALF_BF16": int(self.half == "bfloat16"), **macros})
+
+    def seeds(self, number: int) -> int:
+        """int64 [shards of the whole batch] of the number-th attention; before all of them stands a zero."""
+        return self._seeds + 8 * (1 + number * self.all_shards)
+
+    @property
+    def tied(self) -> int:
+        """fp32 [shards, vocab, d]: the gradient of a token embedding that is also the head's weight, by shard."""
+        return self._backend.address("tied")
+
+    @property
+    def zero(self) -> int:
+        return self._seeds
+
+    def narrow(self, address: int, stride: int, batch: int = 0) -> Matrix:
+        return Matrix(address, self.half, stride, batch)
+
+    def wide(self, address: int, stride: int, batch: int = 0) -> Matrix:
+        return Matrix(address, "float32", stride, batch)
+
+    def multiply(
+        self,
+        sizes: tuple[int, int, int],
+        a: Matrix,
+        b: Matrix,
+        out: Matrix,
+        *,
+        a_by_k: bool = False,
+        b_by_n: bool = False,
+        by_shard: bool = False,
+        epilogue: str = "none",
+        bias: int = 0,
+        aux: int = 0,
+        add: bool = False,
+    ) -> None:
+        """Products.multiply on the stream that is current. While training, the algorithm is the one for the usual
+        number of shards at once, whatever is taken now; a product with batches has one for each shard."""
+        usual = None
+        if self.training:
+            usual = (sizes[0], self.usual_shards) if by_shard else (sizes[0] * self.usual_shards // self.shards, 1)
+        self.products.multiply(
+            self.launch.current,
+            sizes,
+            a,
+            b,
+            out,
+            a_by_k=a_by_k,
+            b_by_n=b_by_n,
+            batches=self.shards if by_shard else 1,
+            epilogue=epilogue,
+            bias=bias,
+            aux=aux,
+            add=add,
+            usual=usual,
+        )

@@ -1,0 +1,502 @@
+"""The `prod` half of every operation: which libraries and kernels it calls, in which order.
+
+Gradients of parameters are written, not added to: every parameter has one writer, but for a token embedding that is
+also the head's weight, which the head writes first. Each logical shard's gradient of a tensor is computed alone; right
+after that they are joined by the tree over shards, while they are still in the card's cache.
+"""
+
+from typing import Any
+
+from engine.backends.cuda.mixed.flash import SPARE, Heads, Places
+from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
+from engine.backends.cuda.mixed.run import USUAL_TOKENS, MixedRun
+from engine.backends.cuda.run import MASK, THREADS, Run, ceiling
+from engine.backends.cuda.sources import Unit
+from engine.backends.cuda.twin import Twin
+from engine.operations.base import BufferType, Operation, Sizes
+from engine.operations.embed import Embed
+from engine.operations.layernorm import LayerNorm
+from engine.operations.linear import Linear
+from engine.program import Program
+from engine.spec import TrainSpec
+
+ROW_WARPS = THREADS // 32
+ROW_GROUP = 8
+NORM_WARPS = 4  # of a block, as in layernorm_mixed.cu
+NORM_BLOCKS = 256  # aimed at while the usual number of tokens is taken
+SUM_ROWS = 128  # as in linear_mixed.cu and activation_mixed.cu
+CLASSIFIER_THREADS = 1024
+LEAST_ROOM = 128 << 20  # bytes that the attention's workspace may take in any case
+DROPOUT_TOKENS = 8192  # that share one seed of attention's dropout, at least one shard
+
+
+def mixed(run: Run) -> MixedRun:
+    if not isinstance(run, MixedRun):
+        raise AssertionError("an operation of the tier prod outside of it")
+    return run
+
+
+def eights(elements: int) -> tuple[int]:
+    return (ceiling(elements, 8 * THREADS),)
+
+
+def shard_tokens(sizes: Sizes, shards: int) -> int:
+    return sizes.batch * sizes.context // shards
+
+
+def norm_rows(train: TrainSpec, context: int) -> int:
+    """Rows that a block of LayerNorm's backward pass sums over: a function of the configuration alone."""
+    tokens = min(train.batch * context, USUAL_TOKENS)
+    return min(max(tokens // NORM_BLOCKS, 4 * NORM_WARPS), 128)
+
+
+def combine(run: MixedRun, partial: int, blocks: int, width: int, *outputs: int) -> None:
+    """Each output that is not 0 [width] = partial [shards, blocks, kinds, width] summed over blocks and shards."""
+    kinds = len(outputs)
+    places = (*outputs, 0, 0)[:3]
+    values = (partial, run.shards, blocks, kinds, width, *places)
+    run.launch(run.unit("linear"), "k_combine", "PiiiiPPP", (ceiling(kinds * width, 32),), (32, 8), *values)
+
+
+def bias_gradient(run: MixedRun, dy: int, width: int, partial: int, out: int) -> None:
+    """out [width] = sums over the tokens of dy [tokens, width], joined over shards."""
+    blocks = ceiling(run.shard_tokens, SUM_ROWS)
+    grid = (ceiling(width, 256), blocks, run.shards)
+    run.launch(run.unit("linear"), "k_column_sums", "PiiP", grid, (THREADS,), dy, run.shard_tokens, width, partial)
+    combine(run, partial, blocks, width, out)
+
+
+def weight_products(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, out: int) -> None:
+    """out [shards, wide, deep] = dy [tokens, wide] transposed times x [tokens, deep], shard by shard.
+
+    The library is slow for a number of rows that is not whole in groups of ROW_GROUP: the rest goes alone.
+    """
+    tokens, whole = run.shard_tokens, wide // ROW_GROUP * ROW_GROUP
+    for first, rows in ((0, whole), (whole, wide - whole)):
+        if rows:
+            run.multiply(
+                (rows, deep, tokens),
+                run.narrow(dy + 2 * first, stride, tokens * stride),
+                run.narrow(x, deep, tokens * deep),
+                run.wide(out + 4 * first * deep, deep, wide * deep),
+                a_by_k=True,
+                by_shard=True,
+            )
+
+
+def join(run: MixedRun, shards: int, size: int, out: int) -> None:
+    """out [size] = the tree over shards [shards, size]."""
+    values = (shards, run.shards, size, size, out, 0)
+    run.launch(run.unit("optimizer"), "k_join_gradients", "PiqqPi", (ceiling(size, 4 * THREADS),), (THREADS,), *values)
+
+
+def weight_gradient(
+    run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, shards: int, out: int
+) -> None:
+    """out [wide, deep] = the gradient of a weight; `shards`: room for one of each logical shard taken at once."""
+    if run.shards == 1:
+        weight_products(run, dy, wide, stride, x, deep, out)
+    else:
+        weight_products(run, dy, wide, stride, x, deep, shards)
+        join(run, shards, wide * deep, out)
+
+
+def shard_gradients(shards: int, *shape: int) -> BufferType:
+    return BufferType((shards if shards > 1 else 0, *shape), "float32")
+
+
+class EmbedTwin(Twin[Embed]):
+    joins = True  # a tied head's gradient goes to the same parameter
+
+    def __init__(self, tied: bool) -> None:
+        self.tied = tied
+
+    def forward(self, run: Run, operation: Embed) -> None:
+        run = mixed(run)
+        size, width = run.tokens * operation.width, operation.width
+        token, position = (run.parameter(operation.parameters[r]) for r in ("token", "position"))
+        ids, context = run.tensor(operation.inputs["ids"]), run.sizes.context
+        arguments = (ids, context, token, position, size, width, run.tensor(operation.outputs["y"]))
+        mask = (run.first_row * context * width, *run.mask(operation.probability, operation.site), run.values)
+        form = f"PiPPqiPq{MASK}P"
+        run.launch(run.unit("embed"), "k_embed_fwd", form, eights(size), (THREADS,), *arguments, *mask)
+
+    def backward_work(self, operation: Embed, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
+        """Room for the token embedding's gradient by shard; a tied one stands where the head has written."""
+        return {} if self.tied else {"token": BufferType((shards, operation.vocab, operation.width), "float32")}
+
+    def backward(self, run: Run, operation: Embed) -> None:
+        run = mixed(run)
+        width, tokens, context = operation.width, run.shard_tokens, run.sizes.context
+        token, position = (run.parameter_gradient(operation.parameters[r]) for r in ("token", "position"))
+        size = operation.vocab * width
+        if self.tied:
+            by_shard = run.tied
+        else:
+            by_shard = run.work(operation, "token")
+            run.launch.fill(by_shard, 0, 4 * run.shards * size)
+        dy = run.gradient(operation.outputs["y"])
+        mask = (run.first_row * context * width, *run.mask(operation.probability, operation.site), run.values)
+        unit, ids = run.unit("embed"), run.tensor(operation.inputs["ids"])
+        threads = min(THREADS, 32 * ceiling(width, 256))
+        run.launch(
+            unit,
+            "k_embed_bwd_token",
+            f"PiiPq{MASK}PPq",
+            (tokens, run.shards),
+            (threads,),
+            *(ids, tokens, width, dy, *mask, by_shard, size),
+        )
+        join(run, by_shard, size, token)
+        run.launch(
+            unit,
+            "k_embed_bwd_position",
+            f"iiiiPq{MASK}PP",
+            eights(context * width),
+            (THREADS,),
+            *(run.shards, tokens, context, width, dy, *mask, position),
+        )
+
+
+class NormTwin(Twin[Any]):
+    """LayerNorm, alone or with the residual sum before it. `rows`: that a block of the backward pass sums over."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def backward_work(self, operation: Any, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
+        blocks = ceiling(shard_tokens(sizes, shards), self.rows)
+        return {"partial": BufferType((shards, blocks, 3, operation.width), "float32")}
+
+    def _mask(self, run: MixedRun, operation: Any) -> tuple[Any, ...]:
+        base = run.first_row * run.sizes.context * operation.width
+        if isinstance(operation, ResidualNorm):
+            return (base, *run.mask(operation.probability, operation.site), run.values)
+        return (base, *run.mask(0.0, 0), run.values)
+
+    def forward(self, run: Run, operation: Any) -> None:
+        run = mixed(run)
+        gain, bias = (run.parameter(operation.parameters[r]) if operation.parameters else 0 for r in ("gain", "bias"))
+        joined = isinstance(operation, ResidualNorm)
+        branch = run.tensor(operation.inputs["branch"]) if joined else 0
+        total = run.tensor(operation.outputs["sum"]) if joined else 0
+        run.launch(
+            run.unit("layernorm", WIDTH=operation.width),
+            "k_norm_fwd",
+            f"PPPPiPPPPq{MASK}P",
+            (ceiling(run.tokens, ROW_WARPS),),
+            (THREADS,),
+            *(run.tensor(operation.inputs["x"]), branch, gain, bias, run.tokens, total),
+            *(run.tensor(operation.outputs[r]) for r in ("y", "mean", "rstd")),
+            *self._mask(run, operation),
+        )
+
+    def backward(self, run: Run, operation: Any) -> None:
+        run = mixed(run)
+        joined = isinstance(operation, ResidualNorm)
+        dx = run.gradient(operation.inputs["x"])
+        if joined:
+            total, dbranch = run.tensor(operation.outputs["sum"]), run.gradient(operation.inputs["branch"])
+            dsum = run.gradient(operation.outputs["sum"]) if run.has_gradient(operation.outputs["sum"]) else 0
+        else:
+            total, dbranch = run.tensor(operation.inputs["x"]), 0
+            dsum = dx if run.accumulates(operation, "x") else 0
+        gain = run.parameter(operation.parameters["gain"]) if operation.parameters else 0
+        tokens, partial = run.shard_tokens, run.work(operation, "partial")
+        blocks = ceiling(tokens, self.rows)
+        run.launch(
+            run.unit("layernorm", WIDTH=operation.width),
+            "k_norm_bwd",
+            f"PPPPPPPPiiq{MASK}PP",
+            (blocks, run.shards),
+            (32 * NORM_WARPS,),
+            *(total, *(run.tensor(operation.outputs[r]) for r in ("mean", "rstd")), gain),
+            *(run.gradient(operation.outputs["y"]), dsum, dx, dbranch, tokens, self.rows),
+            *self._mask(run, operation),
+            partial,
+        )
+        names = operation.parameters
+        outputs = [run.parameter_gradient(names[r]) if names else 0 for r in ("gain", "bias")]
+        bias = operation.branch_bias if joined else None
+        outputs.append(run.parameter_gradient(bias) if bias else 0)
+        if any(outputs):
+            combine(run, partial, blocks, operation.width, *outputs)
+
+
+class LinearTwin(Twin[Linear]):
+    """A product of its own.
+
+    padded: columns of the result in memory, where they are more than the layer's width. sums_bias: whether the bias's
+    gradient is summed here. tied: whether its weight is the token embedding.
+    """
+
+    joins = True
+
+    def __init__(self, padded: int, sums_bias: bool, tied: bool) -> None:
+        self.padded = padded
+        self.sums_bias = sums_bias
+        self.tied = tied
+
+    def backward_work(self, operation: Linear, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
+        work = {} if self.tied else {"shards": shard_gradients(shards, operation.wide, operation.deep)}
+        if self.sums_bias:
+            blocks = ceiling(shard_tokens(sizes, shards), SUM_ROWS)
+            work["partial"] = BufferType((shards, blocks, operation.wide), "float32")
+        return work
+
+    def forward(self, run: Run, operation: Linear) -> None:
+        run = mixed(run)
+        deep, bias = operation.deep, operation.parameters.get("bias")
+        run.multiply(
+            (run.tokens, self.padded, deep),
+            run.narrow(run.tensor(operation.inputs["x"]), deep),
+            run.narrow(run.weight16(operation.parameters["weight"]), deep),
+            run.narrow(run.tensor(operation.outputs["y"]), self.padded),
+            b_by_n=True,
+            epilogue="bias" if bias else "none",
+            bias=run.weight16(bias) if bias else 0,
+        )
+
+    def backward(self, run: Run, operation: Linear) -> None:
+        run = mixed(run)
+        deep, wide, stride = operation.deep, operation.wide, self.padded
+        x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
+        dy = run.gradient(operation.outputs["y"])
+        # Nothing on the way back needs the parameters' gradients: they are computed beside what follows.
+        with run.launch.beside():
+            if self.tied:
+                weight_products(run, dy, wide, stride, x, deep, run.tied)
+            else:
+                out = run.parameter_gradient(operation.parameters["weight"])
+                weight_gradient(run, dy, wide, stride, x, deep, run.work(operation, "shards"), out)
+            if self.sums_bias:
+                out = run.parameter_gradient(operation.parameters["bias"])
+                bias_gradient(run, dy, wide, run.work(operation, "partial"), out)
+        run.multiply(
+            (run.tokens, deep, stride),
+            run.narrow(dy, stride),
+            run.narrow(run.weight16(operation.parameters["weight"]), deep),
+            run.narrow(dx, deep),
+            add=run.accumulates(operation, "x"),
+        )
+
+
+class MlpTwin(Twin[Mlp]):
+    joins = True
+
+    def backward_work(self, operation: Mlp, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
+        tokens = sizes.batch * sizes.context
+        work = {
+            "dbefore": BufferType((tokens, operation.hidden), "uint16"),
+            "down": shard_gradients(shards, operation.width, operation.hidden),
+            "up": shard_gradients(shards, operation.hidden, operation.width),
+        }
+        if "up_bias" in operation.parameters:
+            blocks = ceiling(shard_tokens(sizes, shards), SUM_ROWS)
+            work["partial"] = BufferType((shards, blocks, operation.hidden), "float32")
+        return work
+
+    def _unit(self, run: MixedRun, operation: Mlp) -> Unit:
+        return run.unit("activation", RELU=int(operation.function == "relu"))
+
+    def forward(self, run: Run, operation: Mlp) -> None:
+        run = mixed(run)
+        width, hidden, parameters = operation.width, operation.hidden, operation.parameters
+        before, after, y = (run.tensor(operation.outputs[r]) for r in ("before", "after", "y"))
+        bias = run.weight16(parameters["up_bias"]) if "up_bias" in parameters else 0
+        fused = operation.function == "gelu"
+        epilogue = ("gelu_aux_bias" if bias else "gelu_aux") if fused else ("bias" if bias else "none")
+        run.multiply(
+            (run.tokens, hidden, width),
+            run.narrow(run.tensor(operation.inputs["x"]), width),
+            run.narrow(run.weight16(parameters["up"]), width),
+            run.narrow(after if fused else before, hidden),
+            b_by_n=True,
+            epilogue=epilogue,
+            bias=bias,
+            aux=before if fused else 0,
+        )
+        if not fused:
+            size = run.tokens * hidden
+            unit = self._unit(run, operation)
+            run.launch(unit, "k_activation_fwd", "PqP", eights(size), (THREADS,), before, size, after)
+        bias = run.weight16(parameters["down_bias"]) if "down_bias" in parameters else 0
+        run.multiply(
+            (run.tokens, width, hidden),
+            run.narrow(after, hidden),
+            run.narrow(run.weight16(parameters["down"]), hidden),
+            run.narrow(y, width),
+            b_by_n=True,
+            epilogue="bias" if bias else "none",
+            bias=bias,
+        )
+
+    def backward(self, run: Run, operation: Mlp) -> None:
+        run = mixed(run)
+        width, hidden, parameters = operation.width, operation.hidden, operation.parameters
+        before, after = (run.tensor(operation.outputs[r]) for r in ("before", "after"))
+        x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
+        dy, dbefore = run.gradient(operation.outputs["y"]), run.work(operation, "dbefore")
+        with run.launch.beside():
+            out = run.parameter_gradient(parameters["down"])
+            weight_gradient(run, dy, width, width, after, hidden, run.work(operation, "down"), out)
+        run.multiply(
+            (run.tokens, hidden, width),
+            run.narrow(dy, width),
+            run.narrow(run.weight16(parameters["down"]), hidden),
+            run.narrow(dbefore, hidden),
+        )
+        # The library's own product with GELU's derivative takes longer than both, and sums no bias.
+        has_bias = "up_bias" in parameters
+        partial, blocks = run.work(operation, "partial") if has_bias else 0, ceiling(run.shard_tokens, SUM_ROWS)
+        grid = (ceiling(hidden, 256), blocks, run.shards)
+        arguments = (before, run.shard_tokens, hidden, dbefore, partial)
+        run.launch(self._unit(run, operation), "k_activation_bwd", "PiiPP", grid, (THREADS,), *arguments)
+        with run.launch.beside():
+            out = run.parameter_gradient(parameters["up"])
+            weight_gradient(run, dbefore, hidden, hidden, x, width, run.work(operation, "up"), out)
+            if has_bias:
+                combine(run, partial, blocks, hidden, run.parameter_gradient(parameters["up_bias"]))
+        run.multiply(
+            (run.tokens, width, hidden),
+            run.narrow(dbefore, hidden),
+            run.narrow(run.weight16(parameters["up"]), width),
+            run.narrow(dx, width),
+            add=run.accumulates(operation, "x"),
+        )
+
+
+class AttentionTwin(Twin[FlashAttention]):
+    """number: which attention of the program this is, for its seeds. padded: columns of the logits.
+
+    The workspace of the backward pass may stand where the logits were: as long as it is no larger it costs nothing.
+    """
+
+    def __init__(self, number: int, train: TrainSpec, padded: int) -> None:
+        self.number = number
+        self.train = train
+        self.padded = padded
+
+    def _dropout_rows(self, context: int) -> int:
+        """Rows that one seed of dropout serves: whole shards, however many of them are taken at once."""
+        shard_rows, shards = self.train.batch // self.train.shards, 1
+        while self.train.shards % (2 * shards) == 0 and 2 * shards * shard_rows * context <= DROPOUT_TOKENS:
+            shards *= 2
+        return shards * shard_rows
+
+    def forward_work(self, operation: FlashAttention, sizes: Sizes, tier: str) -> dict[str, BufferType]:
+        return {"workspace": BufferType((SPARE,), "uint8")}
+
+    def backward_work(self, operation: FlashAttention, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
+        heads = Heads(operation.heads, operation.width, sizes.context, operation.probability)
+        return {"workspace": BufferType((heads.backward_workspace(self._rows(heads, sizes.batch)),), "uint8")}
+
+    def _rows(self, heads: Heads, batch: int) -> int:
+        """Rows of one call."""
+        if heads.dropout:
+            return min(batch, self._dropout_rows(heads.context))
+        return heads.rows_at_once(batch, max(LEAST_ROOM, 2 * self.padded * heads.context * batch))
+
+    def _heads(self, run: MixedRun, operation: FlashAttention) -> Heads:
+        dropout = operation.probability if run.training else 0.0
+        return Heads(operation.heads, operation.width, run.sizes.context, dropout)
+
+    def _parts(
+        self, run: MixedRun, operation: FlashAttention, heads: Heads, dy: int, dqkv: int
+    ) -> tuple[int, list[Places]]:
+        """Rows in each part, and the addresses of the parts."""
+        rows = self._rows(heads, run.sizes.batch)
+        qkv, y, stats = run.tensor(operation.inputs["qkv"]), *(run.tensor(operation.outputs[r]) for r in ("y", "stats"))
+        line = 2 * heads.context * heads.d_model * rows  # bytes of y in a part
+        parts = []
+        for part in range(run.sizes.batch // rows):
+            seed = run.seeds(self.number) + 8 * ((run.first_row + part * rows) // run.shard_rows)
+            parts.append(
+                Places(
+                    qkv + 3 * line * part,
+                    y + line * part,
+                    stats + 4 * heads.heads * heads.context * rows * part,
+                    run.work(operation, "workspace"),
+                    dy + line * part,
+                    dqkv + 3 * line * part,
+                    seed,
+                    run.zero,
+                )
+            )
+        return rows, parts
+
+    def forward(self, run: Run, operation: FlashAttention) -> None:
+        run = mixed(run)
+        heads = self._heads(run, operation)
+        if heads.dropout and run.first_row == 0 and run.phase == "forward":
+            shards, seeds = run.all_shards, run.seeds(self.number)
+            values = (operation.site, shards, run.values, seeds)
+            grid = (ceiling(shards, THREADS),)
+            run.launch(run.unit("attention"), "k_attention_seeds", "IiPP", grid, (THREADS,), *values)
+        rows, parts = self._parts(run, operation, heads, 0, 0)
+        for places in parts:
+            run.flash.forward(heads, rows, places)
+
+    def backward(self, run: Run, operation: FlashAttention) -> None:
+        run = mixed(run)
+        heads = self._heads(run, operation)
+        dy, dqkv = run.gradient(operation.outputs["y"]), run.gradient(operation.inputs["qkv"])
+        rows, parts = self._parts(run, operation, heads, dy, dqkv)
+        for places in parts:
+            run.flash.backward(heads, rows, places)
+
+
+class ClassifierTwin(Twin[Classifier]):
+    def forward(self, run: Run, operation: Classifier) -> None:
+        run = mixed(run)
+        scale = float(run.loss_scale) if run.training else 0.0
+        threads = min(CLASSIFIER_THREADS, 32 * ceiling(operation.padded, 256))
+        run.launch(
+            run.unit("loss"),
+            "k_classifier",
+            "PPiiPfP",
+            (run.tokens,),
+            (threads,),
+            *(run.tensor(operation.inputs["logits"]), run.tensor(operation.inputs["targets"])),
+            *(operation.vocab, operation.padded, run.tensor(operation.outputs["losses"]), scale, run.values),
+        )
+
+    def backward(self, run: Run, operation: Classifier) -> None:
+        """Done on the way forward."""
+
+
+def mixed_twins(program: Program, train: TrainSpec) -> dict[str, Twin[Any]]:
+    """The `prod` half of each operation of a mixed program, by name."""
+    summed_elsewhere = {o.branch_bias for o in program.operations if isinstance(o, ResidualNorm)}
+    twins: dict[str, Twin[Any]] = {}
+    attentions = 0
+    (padded,) = (o.padded for o in program.operations if isinstance(o, Classifier))
+    for operation in program.operations:
+        twins[operation.name] = (
+            AttentionTwin(attentions, train, padded)
+            if isinstance(operation, FlashAttention)
+            else _twin(program, train, operation, summed_elsewhere)
+        )
+        attentions += isinstance(operation, FlashAttention)
+    return twins
+
+
+def _twin(
+    program: Program, train: TrainSpec, operation: Operation, summed_elsewhere: set[str | None]
+) -> Twin[Any]:
+    if isinstance(operation, Embed):
+        return EmbedTwin(program.spec.tied)
+    if isinstance(operation, LayerNorm | ResidualNorm):
+        return NormTwin(norm_rows(train, program.spec.context))
+    if isinstance(operation, Linear):
+        width = program.tensors[operation.outputs["y"]].shape[-1]
+        if not isinstance(width, int):
+            raise AssertionError(f"{operation.name} has a width of {width}")
+        bias = operation.parameters.get("bias")
+        tied = operation.parameters["weight"] == "embed.token"
+        return LinearTwin(width, bias is not None and bias not in summed_elsewhere, tied)
+    if isinstance(operation, Mlp):
+        return MlpTwin()
+    if isinstance(operation, Classifier):
+        return ClassifierTwin()
+    raise AssertionError(f"{operation.kind} has no half in the tier prod")

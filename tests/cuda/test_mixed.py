@@ -1,0 +1,161 @@
+"""The tier prod on the card: near the tier portable, and the same bits however it is packed, stopped or repeated."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.backends.cuda.mixed import twins
+from engine.backends.cuda.mixed.layout import MixedLayout
+from engine.errors import NonFinite, StateMismatch
+from engine.numerics.types import Array
+from engine.spec import ModelSpec, Precision, TrainSpec
+from engine.trainer import Trainer
+from tests.cuda.pairs import model, train
+from tests.cuda.test_trainer import RandomBatches
+
+pytestmark = pytest.mark.gpu
+
+SMALL: dict[str, Any] = {
+    "d_model": 64, "heads": 2, "hidden": 136, "context": 48, "vocab": 101, "layers": 2,
+    "dropout": 0.0, "init_std": 0.05,
+}  # fmt: skip
+
+
+def small(**changes: object) -> ModelSpec:
+    return model(**(SMALL | changes))
+
+
+CASES = {
+    "tied": (small(), train(batch=8, shards=4)),
+    "untied, no biases, relu": (
+        small(tied=False, linear_bias=False, norm_parameters=False, activation="relu"), train(batch=8, shards=4),
+    ),
+    "one shard": (small(), train(shards=1)),
+    "three shards": (small(), train(batch=6, shards=3)),
+    "whole vocabulary": (small(vocab=128), train()),
+    "wide": (small(d_model=520, heads=5, hidden=1032, layers=1), train()),
+    "wide heads": (small(d_model=256, heads=2, layers=1), train()),
+}  # fmt: skip
+
+
+def trainer(spec: ModelSpec, recipe: TrainSpec, precision: Precision | None = "bf16", recompute: int = 0) -> Trainer:
+    run = Trainer(
+        spec,
+        recipe.model_copy(update={"precision": precision}),
+        "prod" if precision else "portable",
+        RandomBatches(spec.vocab),
+        threads=2,
+        device="cuda",
+        recompute=recompute,
+    )
+    run.initialise()
+    return run
+
+
+def digests(run: Trainer, steps: int) -> list[str]:
+    found = [run.train_step().digest.hex() for _ in range(steps)]
+    run.close()
+    return found
+
+
+def one_step(run: Trainer) -> tuple[float, dict[str, Array]]:
+    loss = float(run.train_step().loss)
+    state = {name: array.copy() for name, array in run.state().items() if name.startswith("m/")}
+    run.close()
+    return loss, state
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_near_those_of_the_tier_portable(case: str, precision: Precision) -> None:
+    spec, recipe = CASES[case]
+    expected_loss, expected = one_step(trainer(spec, recipe, None))
+    loss, found = one_step(trainer(spec, recipe, precision))
+    unit = 2.0**-8 if precision == "bf16" else 2.0**-11
+    assert loss == pytest.approx(expected_loss, rel=2 * unit)
+    for name, wanted in expected.items():
+        # The first moment after one step is the clipped gradient times 1 - beta1.
+        distance = np.linalg.norm(found[name] - wanted) / np.linalg.norm(wanted)
+        # ReLU's derivative jumps where rounding moves a number across zero.
+        assert distance < (16 if spec.activation == "gelu" else 48) * unit, (name, distance)
+
+
+@pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}], ids=["plain", "dropout"])
+def test_packing_of_shards_moves_no_bit(changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, recipe = small(**changes), train(batch=16, shards=8)
+    monkeypatch.setattr(twins, "DROPOUT_TOKENS", 2 * 48)
+    found = []
+    for tokens in (32768, 4 * 48, 2 * 48):
+        monkeypatch.setattr(MixedLayout, "tokens_at_once", tokens)
+        found.append(digests(trainer(spec, recipe), 4))
+    assert found[0] == found[1] == found[2]
+
+
+def test_dropout_drops() -> None:
+    recipe = train(batch=16, shards=8)
+    assert digests(trainer(small(dropout=0.1), recipe), 1) != digests(trainer(small(), recipe), 1)
+
+
+@pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}], ids=["plain", "dropout"])
+def test_recomputed_blocks_move_no_bit(changes: dict[str, object]) -> None:
+    spec, recipe = small(layers=3, **changes), train(batch=8, shards=4)
+    found = [digests(trainer(spec, recipe, recompute=count), 3) for count in (0, 2, 3)]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_repeats_and_a_resume_move_no_bit(precision: Precision) -> None:
+    spec, recipe = small(dropout=0.1), train(batch=8, shards=4)
+    whole = digests(trainer(spec, recipe, precision), 8)
+    first = trainer(spec, recipe, precision)
+    begun = [first.train_step().digest.hex() for _ in range(5)]
+    state = {name: array.copy() for name, array in first.saved_state().items()}
+    first.close()
+    second = trainer(spec, recipe, precision)
+    second.load_state(state)
+    assert begun + digests(second, 3) == whole
+
+
+def test_an_overflow_halves_the_scale_and_is_tried_again() -> None:
+    spec, recipe = small(), train()
+    calm = digests(trainer(spec, recipe, "fp16"), 3)
+    run = trainer(spec, recipe, "fp16")
+    backend: Any = run.backend
+    backend.scale = np.float32(2.0**40)
+    assert digests(run, 3) == calm or backend.scale < 2.0**40
+    assert backend.scale < 2.0**40
+
+
+def test_what_overflows_at_every_scale_is_an_error() -> None:
+    run = trainer(small(init_std=1e4), train(), "fp16")
+    with pytest.raises(NonFinite):
+        run.train_step()
+    run.close()
+
+
+def test_a_state_of_other_libraries_goes_on_only_where_its_bits_are_not_expected() -> None:
+    run = trainer(small(), train())
+    run.train_step()
+    state = {name: array.copy() for name, array in run.state().items()}
+    run.close()
+    text = state["libraries/choices"].tobytes().replace(b'"cudnn":', b'"cudnn":1')
+    state["libraries/choices"] = np.frombuffer(text, np.uint8)
+    other = trainer(small(), train())
+    with pytest.raises(StateMismatch, match="cuDNN"):
+        other.load_state(state)
+    other.load_state(state, elsewhere=True)
+    other.train_step()
+    other.close()
+
+
+def test_evaluation_is_near_that_of_the_tier_portable() -> None:
+    spec, recipe = small(), train()
+    ids = np.random.default_rng(1).integers(0, spec.vocab, (3, spec.context), dtype=np.int32)
+    found = []
+    for precision in ("bf16", None):
+        run = trainer(spec, recipe, precision)
+        found.append((run.backend.losses(ids, ids), run.backend.logits(ids[:1, :32]).copy()))
+        run.close()
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-2)
+    assert np.abs(found[0][1] - found[1][1]).max() < 0.05 * np.abs(found[1][1]).max()
