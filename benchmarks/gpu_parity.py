@@ -1,7 +1,9 @@
 """Do CPU and CUDA card go through the same states? Prints one line for each check; exits 1 on any difference.
 
 python benchmarks/gpu_parity.py digests EXPERIMENT STEPS     every step digest, CPU against card
-python benchmarks/gpu_parity.py repeats EXPERIMENT RUNS STEPS    RUNS times STEPS steps on the card: one last digest
+python benchmarks/gpu_parity.py repeats EXPERIMENT RUNS STEPS [bf16|fp16]
+                                                             RUNS times STEPS steps on the card, and once more with a
+                                                             new trainer from the middle on: one last digest
 python benchmarks/gpu_parity.py one-step                     one small step on the card (for compute-sanitizer)
 """
 
@@ -13,6 +15,7 @@ import numpy as np
 from gpu_step import RandomBatches, load
 
 from engine.self_test import MODEL, TRAIN
+from engine.spec import Precision, Tier
 from engine.trainer import Trainer
 
 
@@ -40,17 +43,32 @@ def digests(name: str, steps: int) -> bool:
     return True
 
 
-def repeats(name: str, runs: int, steps: int) -> bool:
+def repeats(name: str, runs: int, steps: int, precision: Precision | None) -> bool:
     model, train = load(name)
-    trainer = Trainer(model, train, "portable", RandomBatches(model.vocab), threads=1, device="cuda")
+    tier: Tier = "prod" if precision else "portable"
+    train = train.model_copy(update={"precision": precision})
+
+    def opened() -> Trainer:
+        return Trainer(model, train, tier, RandomBatches(model.vocab), threads=1, device="cuda")
+
+    trainer = opened()
     seen = set()
     for _ in range(runs):
         trainer.initialise()
-        for _ in range(steps):
+        for step in range(steps):
+            if step == steps // 2:
+                middle = {name: array.copy() for name, array in trainer.state().items()}
             result = trainer.train_step()
         seen.add(result.digest.hex())
     trainer.close()
-    print(f"{name}: {runs} runs of {steps} steps, {len(seen)} digest(s): {sorted(seen)[:2]}", flush=True)
+    resumed = opened()
+    resumed.load_state(middle)
+    for _ in range(steps - steps // 2):
+        result = resumed.train_step()
+    seen.add(result.digest.hex())
+    resumed.close()
+    what = f"{name} {precision or 'portable'}: {runs} runs of {steps} steps and a resumed one"
+    print(f"{what}, {len(seen)} digest(s): {sorted(seen)[:2]}", flush=True)
     return len(seen) == 1
 
 
@@ -68,7 +86,7 @@ def main() -> int:
     if command == "digests":
         good = digests(rest[0], int(rest[1]))
     elif command == "repeats":
-        good = repeats(rest[0], int(rest[1]), int(rest[2]))
+        good = repeats(rest[0], int(rest[1]), int(rest[2]), rest[3] if len(rest) > 3 else None)  # type: ignore[arg-type]
     else:
         good = one_step()
     return 0 if good else 1

@@ -87,6 +87,7 @@ class Trainer:
     def initialise(self) -> None:
         """Start from initial weights and zero moments, at step 0."""
         self.step = 0
+        self.backend.load_extra_state({}, elsewhere=False)
         flat = self.backend.state_to_write()
         for array in flat.values():
             array[:] = 0
