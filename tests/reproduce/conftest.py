@@ -1,11 +1,9 @@
 """A small project of its own: the sources of this checkout, a text, a model that trains in seconds, real Git and DVC.
 
-It lies at the same place in every session, because Numba keeps compiled kernels by the place of their source; so
-only one session at a time has it.
+Its sources are those of the checkout, so it takes over the kernels that were compiled for that.
 """
 
 import contextlib
-import hashlib
 import io
 import os
 import shutil
@@ -16,8 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import filelock
-import platformdirs
 import pytest
 from ruamel.yaml import YAML
 
@@ -166,23 +162,17 @@ class Project:
 
 
 @pytest.fixture(scope="session")
-def place():
+def place(tmp_path_factory):
     """The folder that the project lies in; its name has a space and letters outside ASCII."""
-    mark = hashlib.sha256(os.fsencode(CHECKOUT)).hexdigest()[:12]
-    folder = Path(platformdirs.user_cache_dir("samebits")) / "tests" / f"prüf stand {mark}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(folder / "lock", timeout=900):
-        venv = folder / ".venv"
-        venv.unlink(missing_ok=True)
-        venv.symlink_to(sys.prefix)
-        yield folder
+    folder = tmp_path_factory.mktemp("prüf stand ")
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def committed(place):
     """The project with its sources and a text committed to Git, and nothing else."""
     root = place / "project"
-    shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     ignored = shutil.ignore_patterns("__pycache__", "tmp", "cache", "config.local")
     for name in SOURCES:
@@ -227,7 +217,6 @@ def finished(place, committed):
     committed.clean()
     committed.dvc("repro")
     copy = place / "finished"
-    shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(committed.root, copy, symlinks=True)
     return copy
 
