@@ -10,6 +10,7 @@ python benchmarks/gpu_parity.py one-step                     one small step on t
 import os
 import sys
 import time
+from typing import Any
 
 import numpy as np
 from gpu_step import RandomBatches, load
@@ -86,7 +87,8 @@ def main() -> int:
     if command == "digests":
         good = digests(rest[0], int(rest[1]))
     elif command == "repeats":
-        good = repeats(rest[0], int(rest[1]), int(rest[2]), rest[3] if len(rest) > 3 else None)  # type: ignore[arg-type]
+        precision: Any = rest[3] if len(rest) > 3 else None
+        good = repeats(rest[0], int(rest[1]), int(rest[2]), precision)
     else:
         good = one_step()
     return 0 if good else 1

@@ -354,6 +354,9 @@ class CpuBackend:
         if state and not elsewhere:
             raise StateMismatch("a run of the tier prod goes on on device cuda alone: set run.device to cuda")
 
+    def pin(self, state: Mapping[str, Array]) -> None:
+        """There is nothing to choose."""
+
     def copy_for_saving(self) -> dict[str, Floats]:
         """One copy of the state in buffers that the saver may read while training goes on."""
         for name, array in self.flat.items():

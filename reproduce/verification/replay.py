@@ -56,6 +56,9 @@ class Replay:
         bundle = claims.bundles[start]
         if start == 0:
             self.trainer.initialise()
+            if self.trainer.train.precision and self.tolerance is None:
+                # A run from scratch takes today's best algorithms, this one those of its time.
+                self.trainer.backend.pin(load_bundle(self.store, claims.record.final_bundle).tensors)
             self._check_bundle()
             return True
         elsewhere = self.tolerance is not None

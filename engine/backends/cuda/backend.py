@@ -360,6 +360,9 @@ class CudaBackend:
     def load_extra_state(self, state: Mapping[str, Array], *, elsewhere: bool) -> None:
         """Nothing goes on besides weights and moments."""
 
+    def pin(self, state: Mapping[str, Array]) -> None:
+        """There is nothing to choose."""
+
     def state_written(self) -> None:
         with self._guarded():
             for name in STATE:

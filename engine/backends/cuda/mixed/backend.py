@@ -143,6 +143,26 @@ class MixedBackend(CudaBackend):
             extra[STREAK] = np.array([self.streak], np.int32)
         return extra
 
+    def pin(self, state: Mapping[str, Array], *, elsewhere: bool = False) -> None:
+        """Multiply with the algorithms that a bundle says, from now on. Raises StateMismatch as load_extra_state."""
+        found = read_choices(state[CHOICES])
+        products = found.pop("products")
+        if found == self._place():
+            if products != self.products.pinned:
+                self.products.pin(products)
+                self._record_anew()
+        elif not elsewhere:
+            raise StateMismatch(
+                f"the bundle was made with {describe(found)}, this machine has {describe(self._place())}: the tier "
+                "prod goes on only on the same. Resume there, or start anew here"
+            )
+
+    def _record_anew(self) -> None:
+        """The recorded step has the algorithms of its time in it."""
+        if self._graph is not None:
+            self._graph.close()
+            self._graph = None
+
     def _place(self) -> dict[str, Any]:
         """What the bits of this tier depend on."""
         return {"card": self.card.name, "cublasLt": self.products.version, "cudnn": self.flash.version}
@@ -152,17 +172,11 @@ class MixedBackend(CudaBackend):
         unless `elsewhere` says that its bits are not expected to be met."""
         if not state:
             self.scale, self.streak = np.float32(FIRST_SCALE if self.precision == "fp16" else 1.0), 0
+            self._choices = {}
+            self._record_anew()  # the first step notes the algorithms
             return
-        found = read_choices(state[CHOICES])
-        products = found.pop("products")
-        if found == self._place():
-            self.products.pin(products)
-            self._choices = dict(products)
-        elif not elsewhere:
-            raise StateMismatch(
-                f"the bundle was made with {describe(found)}, this machine has {describe(self._place())}: the tier "
-                "prod goes on only on the same. Resume there, or start anew here"
-            )
+        self.pin(state, elsewhere=elsewhere)
+        self._choices = dict(self.products.pinned)
         if self.precision == "fp16":
             self.scale = np.float32(state[SCALE][0])
             self.streak = int(state[STREAK][0])

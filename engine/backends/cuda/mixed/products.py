@@ -134,7 +134,7 @@ class Products:
         self.choices: dict[str, str] = {}
         self.recorded: dict[str, str] | None = None  # while not None: choices of the products that are queued
         self._tuned = tuned(card)
-        self._pinned: dict[str, str] = {}
+        self.pinned: dict[str, str] = {}
         self.ready: dict[Shape, tuple[Described, Algorithm]] = {}
         self._handle = ctypes.c_void_p()
         _check(self._lt.cublasLtCreate(ctypes.byref(self._handle)), "starting")
@@ -146,7 +146,7 @@ class Products:
 
     def pin(self, choices: dict[str, str]) -> None:
         """Use these algorithms from now on."""
-        self._pinned = dict(choices)
+        self.pinned = dict(choices)
         self.ready.clear()
         self.choices.clear()
 
@@ -216,7 +216,7 @@ class Products:
         return [p.algorithm for p in found[: returned.value] if p.state == 0]
 
     def _choose(self, shape: Shape, batch_strides: tuple[int, int, int]) -> Algorithm:
-        text = self._pinned.get(shape.key) or self._tuned.get(shape.key)
+        text = self.pinned.get(shape.key) or self._tuned.get(shape.key)
         if text:
             try:
                 algorithm = Algorithm.from_buffer_copy(bytes.fromhex(text))
