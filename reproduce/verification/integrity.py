@@ -1,7 +1,7 @@
 """Is a record whole and free of contradictions? Nothing is computed for this but hashes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,11 @@ class Claims:
     digests: list[bytes]
     losses: npt.NDArray[np.float32]
     bundles: Mapping[int, str]
+
+    def with_threads(self, threads: int) -> "Claims":
+        """The same, to be replayed with so many threads."""
+        run = self.configuration.run.model_copy(update={"threads": threads})
+        return replace(self, configuration=self.configuration.model_copy(update={"run": run}))
 
     @property
     def validation(self) -> Mapping[int, float]:

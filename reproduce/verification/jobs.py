@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifacts import Store, read_record
+from artifacts import Store
 from data_pipeline import Dataset, open_dataset
-from reproduce.configuration import RunOptions
 from reproduce.display import Display
 from reproduce.errors import Inconclusive, ReproduceError
 from reproduce.verification.distances import Tolerance
-from reproduce.verification.integrity import Claims, read_claims
+from reproduce.verification.integrity import Claims
 from reproduce.verification.replay import OnStep, Replay
 from reproduce.verification.segments import Segment
 from reproduce.verification.verdict import Findings
@@ -40,13 +39,13 @@ class SegmentFailed(ReproduceError):
 
 @dataclass(frozen=True)
 class Task:
-    """What a process needs to know to replay a segment."""
+    """What a process needs to know to replay a segment. claims: read and found whole already, with the run options to
+    replay with."""
 
     number: int
     store: Path
-    record: str
+    claims: Claims
     dataset: Path
-    options: RunOptions
     segment: Segment
     tolerance: Tolerance | None
 
@@ -77,7 +76,7 @@ def side_by_side(
     tasks: Sequence[Task], jobs: int, display: Display, on_end: Callable[[Segment, Findings], None]
 ) -> None:
     """`jobs` at a time. Findings are handed on in the order of the segments."""
-    announce_compilation(tasks[0].options)
+    announce_compilation(tasks[0].claims.configuration.run)
     context = multiprocessing.get_context("spawn")
     counts, losses = context.Array("q", len(tasks)), context.Array("d", len(tasks))
     with ProcessPoolExecutor(jobs, context, _begin, (counts, losses)) as pool:
@@ -130,11 +129,9 @@ def _work(task: Task) -> Findings:
 
     try:
         store = Store(task.store, read_only=True)
-        record = read_record(store, task.record)
-        claims = read_claims(store, task.record, record, task.options)
         dataset = open_dataset(task.dataset)
-        with workbench_over(claims.configuration, dataset) as workbench:
-            return Replay(store, claims, workbench, task.segment, task.tolerance, on_step).run()
+        with workbench_over(task.claims.configuration, dataset) as workbench:
+            return Replay(store, task.claims, workbench, task.segment, task.tolerance, on_step).run()
     except Exception as error:
         code = getattr(error, "exit_code", None)
         if not isinstance(code, int):

@@ -307,9 +307,8 @@ class _Verification:
             Task(
                 number,
                 self.store.path,
-                claims.name,
+                claims.with_threads(threads),
                 found.folder,
-                options.model_copy(update={"threads": threads}),
                 segment,
                 expected.tolerance,
             )
