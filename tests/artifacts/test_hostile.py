@@ -1,5 +1,6 @@
 """Small hostile documents: an error at once, whatever they claim."""
 
+import contextlib
 import json
 import tracemalloc
 
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts import Store, canonical, load_bundle, read_folder, record, save_bundle
+from artifacts import Store, attestation, canonical, encoding, load_bundle, read_folder, record, save_bundle
+from artifacts.bundle_list import list_document, open_bundle_list
 from artifacts.errors import Corrupt, InvalidInput, NoSpace, UnknownVersion
 from artifacts.hashing import hash_bytes
 from artifacts.manifest import CHUNK_SIZE, read_manifest
@@ -111,13 +113,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-VALID = json.dumps(manifest(tensor(), tensor(name="y", shape=[0], chunks=[])))
+VALID = manifest(tensor(), tensor(name="y", shape=[0], chunks=[]))
 
 
 @st.composite
-def nearly_valid(draw):
-    """A manifest with one place in it replaced by something else."""
-    value = json.loads(VALID)
+def nearly(draw, valid):
+    """A document with one place in it replaced by something else."""
+    value = json.loads(json.dumps(valid))
     place, key = value, draw(st.sampled_from(sorted(value)))
     while isinstance(place[key], dict | list) and place[key] and draw(st.booleans()):
         place = place[key]
@@ -126,7 +128,7 @@ def nearly_valid(draw):
     return value
 
 
-@given(nearly_valid())
+@given(nearly(VALID))
 def test_manifests_with_anything_anywhere(value):
     try:
         data = canonical.dumps(value)
@@ -169,3 +171,95 @@ def test_states_of_any_json_round_trip(tmp_path):
     state = {"": None, "é\u2028\0": [1, [2.5, {"\U0001f600": ""}]], "__class__": "x"}
     name = save_bundle(store, {"x": np.float32([1])}, state)
     assert load_bundle(store, name).state == state
+
+
+RECORD = json.loads(
+    record.dumps(
+        record.Record(
+            **dict.fromkeys(("pipeline", "specification", "dataset", "tokenizer"), HASH),
+            lock={"prepare": {"deps": []}},
+            configuration={"tier": "debug"},
+            tier="debug",
+            first_bundle=HASH,
+            final_bundle=HASH,
+            steps=3,
+            digests=HASH,
+            results={"validation": {"2": 1.5}},
+            sources={"engine/plan.py": HASH},
+            sources_digest=record.sources_digest({"engine/plan.py": HASH}),
+            hardware={"cpu": "x"},
+            tolerance={"loss": 0.5},
+        )
+    )
+)
+ATTESTATION = attestation.statement(
+    attestation.Attestation(HASH, "verified", {"verdict": "differs", "step": 3}, {"cpu": {"model": "x"}}, "t", "u")
+)
+INDEX = list_document("samebits record index", {0: HASH, 7: "1" * 64})
+
+
+@given(nearly(RECORD))
+def test_records_with_anything_anywhere(value):
+    read_or_refuse(value, lambda data: record.dumps(record.loads(data, "it")))
+
+
+@given(nearly(ATTESTATION))
+def test_attestations_with_anything_anywhere(value):
+    read_or_refuse(value, lambda data: canonical.dumps(attestation.statement(attestation.loads(data, HASH, "it"))))
+
+
+@given(nearly(INDEX))
+def test_lists_of_bundles_with_anything_anywhere(value):
+    kind = "samebits record index"
+    read_or_refuse(
+        value,
+        lambda data: canonical.dumps(list_document(kind, open_bundle_list(canonical.loads(data), kind, "it"))),
+    )
+
+
+def read_or_refuse(value, read_and_write):
+    """What is read is all that was there."""
+    try:
+        data = canonical.dumps(value)
+    except InvalidInput:
+        return
+    try:
+        again = read_and_write(data)
+    except Corrupt:
+        return
+    assert again == data
+
+
+def object_files():
+    """One of every encoding, with their contents."""
+    random = np.random.default_rng(5)
+    numbers = (random.standard_normal(2**14 + 1) * 0.02).astype("<f4").tobytes() + b"xyz"
+    contents = [
+        (random.bytes(300), 1),
+        (b"abc" * 100, 1),
+        (np.arange(100, dtype="<u2").tobytes(), 2),
+        (np.arange(100, dtype="<i8").tobytes() + b"xyz", 8),
+        (numbers, 4),
+    ]
+    return [
+        (b"".join(map(bytes, encoding.encode(memoryview(content), width, 1))), content) for content, width in contents
+    ]
+
+
+OBJECTS = object_files()
+
+
+@given(st.data())
+def test_object_files_with_a_piece_replaced(data):
+    """The rest is the hash's: that whatever is decoded has at most the length that was expected, and nothing is written
+    beyond it."""
+    file, content = data.draw(st.sampled_from(OBJECTS))
+    start = data.draw(st.integers(0, len(file)) | st.integers(0, encoding.HEADER_SIZE))
+    end = data.draw(st.integers(start, min(len(file), start + 40)))
+    spoilt = file[:start] + data.draw(st.binary(max_size=40)) + file[end:]
+    room = bytearray(len(content) + 16)
+    with contextlib.suppress(Corrupt):
+        assert len(encoding.decode(spoilt, len(content), "it")) <= len(content)
+    with contextlib.suppress(Corrupt):
+        encoding.decode_into(spoilt, memoryview(room)[: len(content)], "it")
+    assert room[len(content) :] == bytes(16)
