@@ -60,7 +60,7 @@ def drawn(generator: random.Random, device: str) -> dict[str, Any]:
     width = heads * pick([16, 32, 64])
     batch = pick([1, 2, 4, 6, 8, 16, 32])
     layers = generator.randint(1, 12)
-    return {
+    configuration: dict[str, Any] = {
         "model": {
             "vocab": pick([65, 96, 1000, 2305, 8449, 20000]),
             "context": pick([32, 100, 128, 200, 256, 512]),
@@ -91,11 +91,14 @@ def drawn(generator: random.Random, device: str) -> dict[str, Any]:
             "decayed": ["matrix"],
             "clip_norm": 1.0,
         },
-        "tier": pick(["portable", "debug"]),
+        "tier": pick(["portable", "debug", "prod"] if device == "cuda" else ["portable", "debug"]),
         "threads": pick([1, 2]) if device == "cpu" else 1,
         "recompute": pick([0, generator.randint(0, layers)]),
         "device": device,
     }
+    if configuration["tier"] == "prod":
+        configuration["train"]["precision"] = pick(["bf16", "fp16"])
+    return configuration
 
 
 def planned(configuration: dict[str, Any]) -> tuple[Plan, int]:
