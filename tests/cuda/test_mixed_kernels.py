@@ -1,0 +1,429 @@
+"""Every kernel of the tier prod against float64, run on the CPU by the emulator beside this file: no GPU is needed.
+
+The card itself adds what an emulator cannot show: its own approximations, memory and timing (test_mixed.py).
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from engine.backends.cuda.layout import OUTCOME, PIECE, VALUES
+from engine.digest import k_digest
+from engine.numerics.random import dropout_threshold, split_seed
+from engine.operations.dropout import k_dropout, keep_factor
+from tests.cuda.emulation import COMPILER, Emulated, Mask
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler for the emulator")
+
+Array = npt.NDArray[Any]
+Launch = Callable[..., None]
+BF16, FP16 = "bf16", "fp16"
+STEP, SEED, SITE = 7, 1234567890123, 5
+NOTHING = Mask(0, 0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Emulated]]:
+    """Units by name, precision and macros, each compiled once."""
+    made: dict[tuple[Any, ...], Emulated] = {}
+
+    def unit(name: str, precision: str = BF16, **macros: int) -> Emulated:
+        key = (name, precision, *sorted(macros.items()))
+        if key not in made:
+            whole = {"HALF_BF16": int(precision == BF16), **macros}
+            made[key] = Emulated(f"{name}_mixed", whole, tmp_path_factory.mktemp(name))
+        return made[key]
+
+    yield unit
+
+
+def narrow(x: Array, precision: str = BF16) -> Array:
+    """To 16 bits, as their encodings."""
+    x = np.asarray(x, np.float32)
+    if precision == FP16:
+        return x.astype(np.float16).view(np.uint16)
+    words = x.view(np.uint32).astype(np.uint64)
+    return ((words + 0x7FFF + (words >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def wide(words: Array, precision: str = BF16) -> Array:
+    """From encodings to float64."""
+    if precision == FP16:
+        return words.view(np.float16).astype(np.float64)
+    return (words.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def values(**fields: Any) -> Array:
+    """What a step tells its kernels."""
+    found = np.zeros(1, VALUES)
+    found["key"], found["step"], found["loss_scale"] = split_seed(SEED), STEP, 1.0
+    for name, value in fields.items():
+        found[name] = value
+    return found
+
+
+def mask_of(probability: float) -> Mask:
+    return Mask(SITE, int(dropout_threshold(probability)), float(keep_factor(probability)))
+
+
+def kept(shape: tuple[int, ...], base: int, probability: float) -> Array:
+    """What each element is multiplied by."""
+    ones = np.ones(int(np.prod(shape)), np.float32)
+    low, high = split_seed(SEED)
+    step, site = np.uint32(STEP), np.uint32(SITE)
+    threshold, factor = dropout_threshold(probability), keep_factor(probability)
+    k_dropout(ones, 0, ones.size, base, low, high, step, site, threshold, factor)
+    return ones.reshape(shape).astype(np.float64)
+
+
+def near(found: Array, expected: Array, tolerance: float) -> None:
+    """Within a tolerance relative to the largest number."""
+    assert np.abs(found - expected).max() <= tolerance * max(np.abs(expected).max(), 1e-30)
+
+
+def tree(parts: Array) -> Array:
+    """The binary tree over the first axis, in fp32."""
+    parts = parts.astype(np.float32)
+    while len(parts) > 1:
+        parts = parts[0::2] + parts[1::2]
+    return parts[0]
+
+
+UNIT = {BF16: 2.0**-8, FP16: 2.0**-11}
+PRECISIONS = pytest.mark.parametrize("precision", [BF16, FP16])
+
+
+# --- LayerNorm ------------------------------------------------------------------------------------------------------
+
+
+def normalised(x: Array) -> tuple[Array, Array, Array]:
+    mean = x.mean(-1, keepdims=True)
+    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
+    return (x - mean) * rstd, mean, rstd
+
+
+@PRECISIONS
+@pytest.mark.parametrize("width", [8, 72, 264, 768])
+@pytest.mark.parametrize("parameters", [True, False])
+def test_norm_forward(kernels, precision: str, width: int, parameters: bool) -> None:
+    rng = np.random.default_rng(width)
+    rows, base, probability = 13, 4 * width * 8, 0.3
+    x, branch = narrow(normal(rng, rows, width), precision), narrow(normal(rng, rows, width), precision)
+    gain, bias = 1 + normal(rng, width) / 8, normal(rng, width)
+    y, mean, rstd = np.zeros_like(x), np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+    added = wide(x, precision) + wide(branch, precision) * kept((rows, width), base, probability)
+    places = (gain, bias) if parameters else (None, None)
+    total = branch  # in its place
+    kernels("layernorm", precision, WIDTH=width)(
+        "k_norm_fwd", (2,), (256,), x, branch, *places, rows, total, y, mean, rstd,
+        ctypes.c_int64(base), mask_of(probability), values(),
+    )  # fmt: skip
+    near(wide(total, precision), added, UNIT[precision])
+    n, m, r = normalised(wide(total, precision))
+    near(mean, m[:, 0], 1e-5)
+    near(rstd, r[:, 0], 1e-4)
+    near(wide(y, precision), n * gain + bias if parameters else n, UNIT[precision])
+
+
+def test_norm_forward_without_a_branch(kernels) -> None:
+    rng = np.random.default_rng(1)
+    x, y = narrow(normal(rng, 5, 72)), np.zeros((5, 72), np.uint16)
+    mean, rstd = np.zeros(5, np.float32), np.zeros(5, np.float32)
+    before = x.copy()
+    kernels("layernorm", WIDTH=72)(
+        "k_norm_fwd", (1,), (256,), x, None, None, None, 5, None, y, mean, rstd, ctypes.c_int64(0), NOTHING, values()
+    )
+    assert np.array_equal(x, before)
+    near(wide(y), normalised(wide(x))[0], UNIT[BF16])
+
+
+@PRECISIONS
+@pytest.mark.parametrize("width", [8, 72, 264, 768])
+@pytest.mark.parametrize("joined", [True, False])
+def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> None:
+    rng = np.random.default_rng(width)
+    shards, tokens, rows, base, probability = 2, 21, 8, 4 * width * 8, 0.3
+    shape = (shards, tokens, width)
+    total, dy = narrow(normal(rng, *shape), precision), narrow(normal(rng, *shape), precision)
+    dsum = narrow(normal(rng, *shape), precision)
+    gain = 1 + normal(rng, width) / 8
+    n, mean, rstd = normalised(wide(total, precision))
+    blocks = -(-tokens // rows)
+    dx, dbranch = np.zeros_like(total), np.zeros_like(total)
+    partial = np.full((shards, blocks, 3, width), np.nan, np.float32)
+    kernels("layernorm", precision, WIDTH=width)(
+        "k_norm_bwd", (blocks, shards), (128,), total, mean.astype(np.float32), rstd.astype(np.float32), gain, dy,
+        dsum if joined else None, dx, dbranch if joined else None, tokens, rows, ctypes.c_int64(base),
+        mask_of(probability), values(), partial,
+    )  # fmt: skip
+    g, d = wide(dy, precision) * gain, wide(dy, precision)
+    expected = rstd * (g - g.mean(-1, keepdims=True) - n * (g * n).mean(-1, keepdims=True))
+    if joined:
+        expected = expected + wide(dsum, precision)
+    near(wide(dx, precision), expected, UNIT[precision])
+    sums = partial.astype(np.float64).sum(1)
+    near(sums[:, 0], (d * n).sum(1), 1e-5)
+    near(sums[:, 1], d.sum(1), 1e-5)
+    if joined:
+        dropped = expected * kept(shape, base, probability)
+        near(wide(dbranch, precision), dropped, UNIT[precision])
+        near(sums[:, 2], dropped.sum(1), 1e-4)
+
+
+# --- sums of columns ------------------------------------------------------------------------------------------------
+
+
+@PRECISIONS
+def test_column_sums_and_their_combination(kernels, precision: str) -> None:
+    rng = np.random.default_rng(2)
+    shards, tokens, width = 4, 150, 264
+    x = narrow(normal(rng, shards, tokens, width), precision)
+    partial = np.full((shards, 2, width), np.nan, np.float32)
+    unit = kernels("linear", precision)
+    unit("k_column_sums", (2, 2, shards), (256,), x, tokens, width, partial)
+    rows = wide(x, precision)
+    near(partial, np.stack([rows[:, :128].sum(1), rows[:, 128:].sum(1)], 1), 1e-5)
+    out = np.zeros(width, np.float32)
+    unit("k_combine", (9,), (32, 8), partial, shards, 2, 1, width, out, None, None)
+    assert np.array_equal(out, tree(partial[:, 0] + partial[:, 1]))
+
+
+def test_combination_of_three_kinds_leaves_out_what_has_no_place(kernels) -> None:
+    rng = np.random.default_rng(3)
+    shards, blocks, width = 2, 19, 40
+    partial = normal(rng, shards, blocks, 3, width)
+    first, last = np.zeros(width, np.float32), np.zeros(width, np.float32)
+    kernels("linear")("k_combine", (4,), (32, 8), partial, shards, blocks, 3, width, first, None, last)
+    sums = partial.astype(np.float64).sum((0, 1))
+    near(first, sums[0], 1e-5)
+    near(last, sums[2], 1e-5)
+
+
+# --- activations ----------------------------------------------------------------------------------------------------
+
+
+def gelu(x: Array) -> tuple[Array, Array]:
+    t = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+    slope = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
+    return 0.5 * x * (1 + t), 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * slope
+
+
+@PRECISIONS
+@pytest.mark.parametrize("relu", [0, 1])
+def test_activation(kernels, precision: str, relu: int) -> None:
+    rng = np.random.default_rng(4)
+    shards, tokens, width = 2, 131, 264
+    x, dy = (narrow(2 * normal(rng, shards, tokens, width), precision) for _ in range(2))
+    y, before = np.zeros_like(x), wide(dy, precision)
+    unit = kernels("activation", precision, RELU=relu)
+    unit("k_activation_fwd", (-(-x.size // 2048),), (256,), x, ctypes.c_int64(x.size), y)
+    value, slope = gelu(wide(x, precision))
+    if relu:
+        value, slope = np.maximum(wide(x, precision), 0), (wide(x, precision) > 0).astype(np.float64)
+    near(wide(y, precision), value, UNIT[precision])
+    partial = np.full((shards, 2, width), np.nan, np.float32)
+    unit("k_activation_bwd", (2, 2, shards), (256,), x, tokens, width, dy, partial)
+    near(wide(dy, precision), before * slope, UNIT[precision])
+    near(partial.sum(1), (before * slope).sum(1), 1e-4)
+
+
+# --- embedding ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [8, 264])
+def test_embedding(kernels, width: int) -> None:
+    rng = np.random.default_rng(5)
+    shards, rows, context, vocab, probability = 2, 3, 50, 9, 0.2
+    tokens, base = rows * context, 4 * context * width
+    ids = rng.integers(0, vocab - 1, (shards, tokens), dtype=np.int32)  # the last one never occurs
+    token, position = normal(rng, vocab, width), normal(rng, context, width)
+    y = np.zeros((shards, tokens, width), np.uint16)
+    factors = kept(y.shape, base, probability)
+    unit, groups = kernels("embed"), -(-y.size // 2048)
+    common = (ctypes.c_int64(base), mask_of(probability), values())
+    unit("k_embed_fwd", (groups,), (256,), ids, context, token, position, ctypes.c_int64(y.size), width, y, *common)
+    places = np.arange(tokens) % context
+    near(wide(y), (token[ids].astype(np.float64) + position[places]) * factors, UNIT[BF16])
+    dy = narrow(normal(rng, *y.shape))
+    gradient = wide(dy) * factors
+    dtoken = np.ones((shards, vocab, width), np.float32)  # what the head has written
+    stride = ctypes.c_int64(vocab * width)
+    unit("k_embed_bwd_token", (tokens, shards), (64,), ids, tokens, width, dy, *common, dtoken, stride)
+    expected = np.ones(dtoken.shape)
+    for shard in range(shards):
+        np.add.at(expected[shard], ids[shard], gradient[shard])
+    near(dtoken, expected, 1e-5)
+    dposition = np.zeros((context, width), np.float32)
+    groups = -(-dposition.size // 2048)
+    unit("k_embed_bwd_position", (groups,), (256,), shards, tokens, context, width, dy, *common, dposition)
+    near(dposition, gradient.reshape(shards * rows, context, width).sum(0), 1e-5)
+
+
+def test_embedding_of_one_token_over_and_over(kernels) -> None:
+    """More places than a block lists at once."""
+    tokens, width = 2500, 8
+    dy = narrow(np.ones((1, tokens, width)))
+    dtoken = np.zeros((1, 3, width), np.float32)
+    ids = np.full((1, tokens), 1, np.int32)
+    ids[0, 7] = 2
+    arguments = (ids, tokens, width, dy, ctypes.c_int64(0), NOTHING, values(), dtoken, ctypes.c_int64(3 * width))
+    kernels("embed")("k_embed_bwd_token", (tokens, 1), (64,), *arguments)
+    assert np.array_equal(dtoken[0, :, 0], [0, tokens - 1, 1])
+
+
+# --- loss -----------------------------------------------------------------------------------------------------------
+
+
+@PRECISIONS
+@pytest.mark.parametrize(("vocab", "threads"), [(1, 32), (8, 32), (101, 32), (128, 32), (2100, 96), (2100, 288)])
+def test_classifier(kernels, precision: str, vocab: int, threads: int) -> None:
+    rng = np.random.default_rng(vocab)
+    rows, padded = 5, -(-vocab // 64) * 64
+    logits = narrow(4 * normal(rng, rows, padded), precision)
+    targets = rng.integers(0, vocab, rows, dtype=np.int32)
+    targets[-1] = vocab - 1
+    losses = np.zeros(rows, np.float32)
+    whole = wide(logits, precision)[:, :vocab]
+    top = whole.max(1, keepdims=True)
+    p = np.exp(whole - top) / np.exp(whole - top).sum(1, keepdims=True)
+    expected = -np.log(p[np.arange(rows), targets])
+    unit, before = kernels("loss", precision), logits.copy()
+    unit("k_classifier", (rows,), (threads,), logits, targets, vocab, padded, losses, 0.0, values())
+    near(losses, expected, 1e-5)
+    assert np.array_equal(logits, before)  # evaluation leaves them
+    unit("k_classifier", (rows,), (threads,), logits, targets, vocab, padded, losses, 0.25, values(loss_scale=8.0))
+    near(losses, expected, 1e-5)
+    p[np.arange(rows), targets] -= 1
+    near(wide(logits, precision)[:, :vocab], 2 * p, UNIT[precision])
+    assert not logits[:, vocab:].any()
+
+
+# --- optimizer ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 64])
+@pytest.mark.parametrize("add", [0, 1])
+def test_join(kernels, count: int, add: int) -> None:
+    rng = np.random.default_rng(count)
+    sets, out = normal(rng, count, 24), normal(rng, 24)
+    expected = out + tree(sets) if add else tree(sets)
+    sizes = (count, ctypes.c_int64(24), ctypes.c_int64(24))
+    kernels("optimizer")("k_join_gradients", (1,), (32,), sets, *sizes, out, add)
+    assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0, 1e9])
+@pytest.mark.parametrize("spoiled", [None, np.inf, np.nan])
+def test_norm_of_the_gradient(kernels, clip_norm: float, spoiled: float | None) -> None:
+    rng = np.random.default_rng(6)
+    g, scale = normal(rng, 9000), 1024.0
+    if spoiled is not None:
+        g[8999] = spoiled
+    unit, partial = kernels("optimizer"), np.zeros(3)
+    unit("k_grad_norm_partial", (3,), (256,), g, ctypes.c_int64(g.size), partial)
+    flags, outcome = np.zeros(4, np.int32), np.zeros(1, OUTCOME)
+    arguments = (partial, 3, ctypes.c_double(clip_norm), flags, 4, values(loss_scale=scale), outcome)
+    unit("k_grad_norm_final", (1,), (1024,), *arguments)
+    if spoiled is not None:
+        assert outcome["stop"][0]
+        return
+    norm = float(np.sqrt((g.astype(np.float64) ** 2).sum())) / scale
+    assert outcome["norm"][0] == pytest.approx(norm, rel=1e-12)
+    clip = 1.0 if clip_norm == 0 or norm <= clip_norm else clip_norm / norm
+    assert outcome["clip"][0] == pytest.approx(clip / scale, rel=1e-6)
+    assert not outcome["stop"][0]
+    flags[3] = 1
+    unit("k_grad_norm_final", (1,), (1024,), *arguments)
+    assert outcome["stop"][0]
+
+
+@PRECISIONS
+def test_adamw(kernels, precision: str) -> None:
+    rng = np.random.default_rng(7)
+    sizes, starts = (40, 1000), (0, 48)
+    w, g, m, v = (normal(rng, 1048) for _ in range(4))
+    v = np.abs(v)
+    before = [array.astype(np.float64) for array in (w, g, m, v)]
+    pieces = np.zeros(3, PIECE)
+    for piece, (parameter, first, last) in zip(pieces, [(0, 0, 40), (1, 0, 512), (1, 512, 1000)], strict=True):
+        piece["start"], piece["parameter"], piece["decayed"] = starts[parameter], parameter, parameter
+        piece["first"], piece["last"] = first, last
+    half, bad, sums = np.zeros(1048, np.uint16), np.zeros(2, np.int32), np.zeros((2, 3, 2), np.uint64)
+    step = values(rate=0.01, decay=0.9, correction=(0.1, 0.05))
+    outcome = np.zeros(1, OUTCOME)
+    outcome["clip"] = 0.5
+
+    class Constants(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_float) for name in ("beta1", "rest1", "beta2", "rest2", "epsilon")]
+
+    constants = Constants(0.9, 0.1, 0.95, 0.05, 1e-8)
+    unit = kernels("optimizer", precision)
+    arguments = (pieces, w, g, m, v, half, constants, step, outcome, bad, sums)
+    outcome["stop"] = 1
+    unit("k_adamw", (3,), (64,), *arguments)
+    assert np.array_equal(w, before[0].astype(np.float32)) and not half.any() and not sums.any()
+    outcome["stop"] = 0
+    unit("k_adamw", (3,), (64,), *arguments)
+    x = 0.5 * before[1]
+    mean, square = 0.9 * before[2] + 0.1 * x, 0.95 * before[3] + 0.05 * x * x
+    decay = np.ones(1048)
+    decay[48:] = 0.9
+    weights = before[0] * decay - 0.01 * (mean / 0.1) / (np.sqrt(square / 0.05) + 1e-8)
+    used = np.r_[0:40, 48:1048]
+    for found, expected in ((w, weights), (m, mean), (v, square)):
+        near(found[used], expected[used], 1e-6)
+    assert np.array_equal(half[used], narrow(w, precision)[used])
+    assert not half[40:48].any() and not bad.any()
+    digests = np.zeros_like(sums)
+    for parameter, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        for kind, array in enumerate((w, m, v)):
+            k_digest(array[start : start + size], digests[parameter, kind])
+    assert np.array_equal(sums, digests)
+    g[100] = 1e38
+    unit("k_adamw", (3,), (64,), *arguments)
+    assert bad.tolist() == [0, 1]
+
+
+@PRECISIONS
+def test_narrow(kernels, precision: str) -> None:
+    """Rounding to nearest even, by the emulator's own conversions: ties, subnormals, the largest, infinities."""
+    rng = np.random.default_rng(8)
+    largest = 65504.0 if precision == FP16 else 3.3895314e38
+    special = [0.0, -0.0, 1.0, 1 + 2.0**-9, 1 + 3 * 2.0**-9, 2.0**-25, 3 * 2.0**-25, 2.0**-14, largest, np.inf, -np.inf]
+    x = np.concatenate([np.array(special, np.float32), normal(rng, 69) * np.exp2(rng.integers(-20, 12, 69))])
+    x = x.astype(np.float32)
+    half = np.zeros(80, np.uint16)
+    kernels("optimizer", precision)("k_narrow", (1,), (32,), x, ctypes.c_int64(80), half)
+    assert np.array_equal(half, narrow(x, precision))
+
+
+def test_seeds_differ_by_shard_and_site(kernels) -> None:
+    unit, found = kernels("attention"), []
+    for site in (0, 1):
+        seeds = np.zeros(40, np.int64)
+        unit("k_attention_seeds", (1,), (64,), ctypes.c_uint32(site), 40, values(), seeds)
+        found += seeds.tolist()
+    assert len(set(found)) == 80 and min(found) >= 0
+
+
+@pytest.mark.parametrize("name", ["k_norm_bwd"])
+def test_the_emulator_fails_where_a_kernel_is_wrong(kernels, name: str, tmp_path: Path, monkeypatch) -> None:
+    """A test that cannot fail shows nothing: one sign turned in the source is found."""
+    from tests.cuda import emulation
+
+    right = emulation.source("layernorm_mixed")
+    wrong = right.replace("* w.x[j] - a -", "* w.x[j] + a -")
+    assert wrong != right
+    monkeypatch.setattr(emulation, "source", lambda unit: wrong)
+    spoiled = Emulated("layernorm_mixed", {"HALF_BF16": 1, "WIDTH": 72}, tmp_path)
+    with pytest.raises(AssertionError):
+        test_norm_backward(lambda *a, **k: spoiled, BF16, 72, True)
