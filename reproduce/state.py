@@ -78,7 +78,8 @@ class Identity:
         belongs = ("configuration", "dataset", "specification", "tier", "tokenizer")
         if changed := [name for name in other if name in belongs]:
             raise Changed(
-                f"{what} belongs to another run: it has another {', '.join(changed)} than the present configuration"
+                f"{what} belongs to another run: it has another {', '.join(changed)} than what is here now. Take a "
+                "bundle of the present run (`reproduce log`), or bring back what it was made with (`reproduce show HASH`)"
             )
         if other:
             raise CorruptOutput(f"{what}: its state contradicts itself or is not complete: {', '.join(other)}")
