@@ -79,7 +79,7 @@ class Identity:
         if changed := [name for name in other if name in belongs]:
             raise Changed(
                 f"{what} belongs to another run: it has another {', '.join(changed)} than what is here now. Take a "
-                "bundle of the present run (`reproduce log`), or bring back what it was made with (`reproduce show HASH`)"
+                "bundle of the present run (`reproduce log`), or bring back what it was made with (`reproduce show`)"
             )
         if other:
             raise CorruptOutput(f"{what}: its state contradicts itself or is not complete: {', '.join(other)}")
