@@ -21,6 +21,22 @@ from reproduce.verdict_commands import COMMANDS as VERDICT_COMMANDS
 UNEXPECTED = 70
 
 
+class Part(click.ParamType[float]):
+    """A part of a whole: 5% or 0.05."""
+
+    name = "part"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value)
+        try:
+            part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            part = -1.0
+        if not 0 <= part <= 1:
+            self.fail(f"{text!r} is not a part between 0% and 100%, such as 5% or 0.05", param, ctx)
+        return part
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(__version__, prog_name="reproduce")
@@ -265,10 +281,10 @@ def verify(hash: str, segments: int | None, **asked: Any) -> int:
 @click.option(
     "--sample",
     "part",
-    type=click.FloatRange(0.0, 1.0),
-    default=1.0,
+    type=Part(),
+    default="100%",
     show_default=True,
-    help="Part of the objects whose content is read.",
+    help="Part of the objects whose content is read, such as 5% or 0.05.",
 )
 def fsck(part: float) -> int:
     """Check the store: exit 4 if anything is missing or corrupt."""

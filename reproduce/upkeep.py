@@ -15,6 +15,8 @@ def fsck_lines(store: Store, part: float) -> tuple[list[str], int]:
         f"{report.objects} objects, {report.checked} of them read and verified; "
         f"{len(report.missing)} missing, {len(report.corrupt)} corrupt"
     )
+    if report.missing or report.corrupt:
+        lines.append("`reproduce pull URL` brings back what a store elsewhere still has of the records")
     if report.dangling or report.leftovers:
         lines.append(
             f"{len(report.dangling)} objects that nothing needs and {len(report.leftovers)} left-over files: "
@@ -23,9 +25,7 @@ def fsck_lines(store: Store, part: float) -> tuple[list[str], int]:
     return lines, report.exit_code
 
 
-def gc_lines(
-    store: Store, dry_run: bool, keep_last: int | None, keep_every: int | None
-) -> list[str]:
+def gc_lines(store: Store, dry_run: bool, keep_last: int | None, keep_every: int | None) -> list[str]:
     """What was removed, or would be."""
     report = gc(store, dry_run=dry_run, keep_last=keep_last, keep_every=keep_every)
     lines = [

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from artifacts import Store, find_records, load_bundle, read_attestations, read_record
 from artifacts.attestation import statement
+from artifacts.bundle import load_manifest
 from reproduce.page import curve, page, ticks
 
 
@@ -113,6 +114,33 @@ def test_gpt2_there_and_back(prepared):
     prepared.call("import", "gpt2", "--as", "gpt2", code=2)
     prepared.write_params({"model": {"hidden": 48}})
     prepared.call("import", "gpt2", "--as", "gpt2", code=4)
+
+
+def test_part_of_a_store_is_checked(prepared):
+    said = prepared.call("fsck").stdout
+    for whole in ("100%", "1", "1.0"):
+        assert prepared.call("fsck", "--sample", whole).stdout == said
+    count = int(said.split()[0])
+    for part in ("5%", "0.05"):
+        read = int(prepared.call("fsck", "--sample", part).stdout.split()[2])
+        assert 0 < read < count
+    for wrong in ("101%", "-1", "nan", "inf", "five", "%", ""):
+        assert "such as 5% or 0.05" in prepared.call("fsck", "--sample", wrong, code=2).stderr
+
+
+def test_what_a_store_has_lost_comes_back_from_another(other):
+    other.call("pull", str(other.root / "shelf"))
+    store = other.store()
+    final = load_manifest(store, read_record(store, other.record()).final_bundle)
+    (lost, *_), (spoilt, *_) = final.tensors[0].chunks, final.tensors[-1].chunks
+    store.object_path(lost).unlink()
+    store.object_path(spoilt).chmod(0o644)
+    store.object_path(spoilt).write_bytes(b"no object")
+    said = other.call("fsck", code=4).stdout
+    assert "1 missing, 1 corrupt" in said
+    assert "reproduce pull" in said
+    other.call("pull", str(other.root / "shelf"))
+    assert "0 missing, 0 corrupt" in other.call("fsck").stdout
 
 
 @pytest.mark.parametrize("kind", ["andrea", "gpt2"])
