@@ -6,8 +6,9 @@
 Each configuration trains in a process of its own that has loaded every kernel it uses on a model of some kilobytes.
 What the process takes from there on, at its highest, is compared with the plan's arena:
 
-cpu: the highest resident set (VmHWM) above the resident set before the trainer is made. BLAS (tier debug) has done a
-large product by then, as it keeps scratch memory of its own for each thread: about 30 MB with OpenBLAS.
+cpu: the highest resident set (VmHWM) above the resident set before the trainer is made. BLAS (tier debug) has done
+large products by then, as it keeps scratch memory of its own, whose size depends on shapes and threads: 20 to 40 MB
+with OpenBLAS on two cores.
 cuda: the card's free memory before the process starts, less the lowest while it trains. That holds the driver's context
 and the kernels too, which no arena can: they are measured by another process that trains the small model
 (`fixed`), and arena + fixed is what is planned.
@@ -162,9 +163,7 @@ def trained(configuration: dict[str, Any], after_step: Any) -> int:
 
 def measured_on_cpu(configuration: dict[str, Any]) -> dict[str, Any]:
     trained(smallest(configuration), lambda: None)
-    large = np.ones((2048, 2048), np.float32)
-    product(large, large, np.empty_like(large))
-    del large
+    fill_blas()
     gc.collect()
     process = psutil.Process()
     forget_highest()
@@ -176,6 +175,15 @@ def measured_on_cpu(configuration: dict[str, Any]) -> dict[str, Any]:
         "measured": highest() - before,
         "grown_after_first_step": spaces[-1] - spaces[0],
     }
+
+
+def fill_blas() -> None:
+    """The three products of a large head, after which BLAS has all the scratch memory that it keeps."""
+    tokens, width, vocab = 2048, 512, 20000
+    x, weight, y = (np.ones(shape, np.float32) for shape in ((tokens, width), (vocab, width), (tokens, vocab)))
+    product(x, weight.T, y)
+    product(y, weight, x)
+    product(y.T, x, weight)
 
 
 def forget_highest() -> None:
