@@ -72,6 +72,23 @@ class Rule(NamedTuple):
 
 
 @device_function
+def _rule_of(numbers: Floats) -> Rule:
+    """Numba leaks memory with every tuple that Python hands to a kernel, so a rule comes as an array."""
+    return Rule(
+        numbers[0],
+        numbers[1],
+        numbers[2],
+        numbers[3],
+        numbers[4],
+        numbers[5],
+        numbers[6],
+        numbers[7],
+        numbers[8],
+        numbers[9],
+    )
+
+
+@device_function
 def _updated(w: Scalar, g: Scalar, m: Scalar, v: Scalar, rule: Rule) -> tuple[Scalar, Scalar, Scalar]:
     """The new w, m, v of one element."""
     x = g * rule.clip
@@ -89,12 +106,13 @@ def k_adamw_check(
     v: Floats,
     first: Scalar,
     last: Scalar,
-    rule: Rule,
+    numbers: Floats,
     flag: Longs,
     slot: Scalar,
 ) -> None:
     """Set flag[slot] if k_adamw would write a number that is not finite; write nothing else."""
     top = np.int32(0)
+    rule = _rule_of(numbers)
     w, g, m, v = w[first:last], g[first:last], m[first:last], v[first:last]
     for i in range(w.size):
         for x in _updated(w[i], g[i], m[i], v[i], rule):
@@ -111,10 +129,11 @@ def k_adamw(
     v: Floats,
     first: Scalar,
     last: Scalar,
-    rule: Rule,
+    numbers: Floats,
     sums: Sums,
 ) -> None:
     """Update elements first..last of one parameter's flat w, m, v; sums [3, 2] gets their part of the step digest."""
+    rule = _rule_of(numbers)
     a_w = b_w = a_m = b_m = a_v = b_v = np.uint64(0)
     w, g, m, v = w[first:last], g[first:last], m[first:last], v[first:last]
     for i in range(w.size):
@@ -150,9 +169,9 @@ class AdamWConstants:
             np.float32(train.epsilon),
         )
 
-    def rule(self, clip: np.float32, values: StepValues, decayed: bool) -> Rule:
-        """What a step does to parameters that are decayed, or to those that are not."""
-        return Rule(
+    def rule(self, clip: np.float32, values: StepValues, decayed: bool) -> Floats:
+        """What a step does to parameters that are decayed, or to those that are not: the numbers of a Rule."""
+        rule = Rule(
             clip=clip,
             beta1=self.beta1,
             rest1=self.rest1,
@@ -164,6 +183,7 @@ class AdamWConstants:
             rate=values.learning_rate,
             decay=values.decay if decayed else np.float32(1.0),
         )
+        return np.array(rule, np.float32)
 
 
 def clip_factor(norm: float, clip_norm: float) -> np.float32:
