@@ -19,20 +19,20 @@ def _fresh(monkeypatch):
     monkeypatch.setattr(workbench, "nothing_compiled", lambda: True)
 
 
-def test_it_is_said_where_a_trainer_is_made(lab, fresh, capfd):
-    assert lab.verify()["code"] == 0
+def test_it_is_said_where_a_trainer_is_made(spoilt, fresh, capfd):
+    assert spoilt.verify()["code"] == 0
     assert capfd.readouterr() == ("", f"{SAID}once\n")
 
 
-def test_it_is_said_once_for_all_jobs(lab, fresh, capfd):
-    assert lab.verify(jobs=2)["code"] == 0
+def test_it_is_said_once_for_all_jobs(spoilt, fresh, capfd):
+    assert spoilt.verify(jobs=2)["code"] == 0
     assert capfd.readouterr() == ("", f"{SAID}once\n")
 
 
-def test_nothing_is_said_of_what_is_compiled_or_not_needed(lab, monkeypatch, capfd):
-    assert lab.verify()["code"] == 0
+def test_nothing_is_said_of_what_is_compiled_or_not_needed(spoilt, monkeypatch, capfd):
+    assert spoilt.verify()["code"] == 0
     monkeypatch.setattr(workbench, "nothing_compiled", lambda: True)
-    workbench.announce_compilation(lab.configuration.run.model_copy(update={"device": "cuda"}))
+    workbench.announce_compilation(spoilt.configuration.run.model_copy(update={"device": "cuda"}))
     assert capfd.readouterr() == ("", "")
 
 
