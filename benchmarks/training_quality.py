@@ -122,7 +122,7 @@ def all_batches(tokens: Tokens, context: int, recipes: dict[int, TrainSpec]) -> 
 
 
 def train_ours(setting: Setting, seed: int, precision: Precision | None) -> Outcome:
-    train = setting.recipes[seed]
+    train = setting.recipes[seed].model_copy(update={"precision": precision})
     trainer = Trainer(
         setting.model,
         train,
@@ -130,7 +130,6 @@ def train_ours(setting: Setting, seed: int, precision: Precision | None) -> Outc
         Prepared(setting.batches[seed]),
         threads=len(os.sched_getaffinity(0)),
         device=setting.device,
-        precision=precision,
     )
     try:
         trainer.initialise()
