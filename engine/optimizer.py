@@ -73,7 +73,7 @@ class Rule(NamedTuple):
 
 @device_function
 def _rule_of(numbers: Floats) -> Rule:
-    """Numba leaks memory with every tuple that Python hands to a kernel, so a rule comes as an array."""
+    """A rule comes as an array: Numba leaks memory with every named tuple that Python hands to a kernel."""
     return Rule(
         numbers[0],
         numbers[1],
