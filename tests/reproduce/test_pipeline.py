@@ -27,17 +27,16 @@ def bytes_of_outputs(project):
     return {path: (project.root / path).read_bytes() for path in OUTPUTS}
 
 
-def test_a_second_run_from_scratch_leaves_git_clean(project):
+def test_a_second_run_from_scratch_leaves_git_clean(prepared):
     """Also with another number of threads, hash seed, time zone, locale and umask of byte-compiled files."""
-    project.dvc("repro")
-    first = bytes_of_outputs(project)
-    project.git("add", "-A")
-    project.git("commit", "-q", "-m", "results")
-    project.git("clean", "-q", "-ffdx")
+    first = bytes_of_outputs(prepared)
+    prepared.git("add", "-A")
+    prepared.git("commit", "-q", "-m", "results")
+    prepared.git("clean", "-q", "-ffdx")
     surroundings = {"PYTHONHASHSEED": "7", "TZ": "Asia/Kathmandu", "LC_ALL": "C", "OMP_NUM_THREADS": "1"}
-    project.dvc("repro", **surroundings)
-    assert bytes_of_outputs(project) == first
-    assert project.git("status", "--porcelain") == ""
+    prepared.dvc("repro", **surroundings)
+    assert bytes_of_outputs(prepared) == first
+    assert prepared.git("status", "--porcelain") == ""
 
 
 class TestResults:
@@ -148,16 +147,15 @@ class TestResults:
         assert "would remove 0 objects" in prepared.call("gc", "--dry-run").stdout
 
 
-def test_an_experiment_run_changes_what_it_says(project):
-    project.dvc("repro")
-    project.git("add", "-A")
-    project.git("commit", "-q", "-m", "results")
-    before = json.loads(project.read("run/run.json"))
-    project.dvc("exp", "run", "-S", "train.learning_rate=1e-3", "-n", "slower")
-    after = json.loads(project.read("run/run.json"))
+def test_an_experiment_run_changes_what_it_says(prepared):
+    prepared.git("add", "-A")
+    prepared.git("commit", "-q", "-m", "results")
+    before = json.loads(prepared.read("run/run.json"))
+    prepared.dvc("exp", "run", "-S", "train.learning_rate=1e-3", "-n", "slower")
+    after = json.loads(prepared.read("run/run.json"))
     assert after["final_bundle"] != before["final_bundle"]
     assert after["dataset"] == before["dataset"]
-    assert "slower" in project.dvc("exp", "show", "--csv").stdout
+    assert "slower" in prepared.dvc("exp", "show", "--csv").stdout
 
 
 def test_another_experiment_is_one_argument_away(project):
@@ -169,25 +167,23 @@ def test_another_experiment_is_one_argument_away(project):
     assert project.read("params.yaml") == project.read("experiments/tiny.yaml")
 
 
-def test_a_change_of_what_decides_bits_is_another_run(project):
+def test_a_change_of_what_decides_bits_is_another_run(prepared):
     """A new comment in the engine trains again: nobody can know that it changed nothing without looking."""
-    project.dvc("repro")
-    before = json.loads(project.read("run/run.json"))
-    path = project.root / "data_pipeline" / "order.py"
+    before = json.loads(prepared.read("run/run.json"))
+    path = prepared.root / "data_pipeline" / "order.py"
     path.write_bytes(path.read_bytes() + b"# one more line\n")
-    project.dvc("repro")
-    after = json.loads(project.read("run/run.json"))
+    prepared.dvc("repro")
+    after = json.loads(prepared.read("run/run.json"))
     assert after["run"] != before["run"]
     assert after["final_bundle"] == before["final_bundle"]
 
 
-def test_a_lost_store_is_made_anew(project):
-    project.dvc("repro")
-    before = bytes_of_outputs(project)
-    shutil.rmtree(project.root / ".samebits")
-    project.dvc("repro", "--force", "--single-item", "train")
-    project.dvc("repro", "--force", "--single-item", "commit")
-    assert bytes_of_outputs(project) == before
+def test_a_lost_store_is_made_anew(prepared):
+    before = bytes_of_outputs(prepared)
+    shutil.rmtree(prepared.root / ".samebits")
+    prepared.dvc("repro", "--force", "--single-item", "train")
+    prepared.dvc("repro", "--force", "--single-item", "commit")
+    assert bytes_of_outputs(prepared) == before
 
 
 def test_the_sources_that_run_are_those_of_the_project(project):
