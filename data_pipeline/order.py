@@ -2,6 +2,7 @@
 save or lose."""
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ def permute(index: int, size: int, key: bytes) -> int:
             return index
 
 
+@lru_cache(maxsize=1 << 17)  # an epoch asks for few different ones, over and over
 def _round(turn: int, half: int, key: bytes) -> int:
     digest = blake3(bytes([turn]) + half.to_bytes(8, "little"), key=key).digest(length=8)
     return int.from_bytes(digest, "little")

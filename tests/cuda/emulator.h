@@ -1,6 +1,7 @@
 // Runs CUDA kernels on a CPU, one block at a time: every thread of a block is a coroutine that stops where threads wait
 // for each other. Only what the kernels under test use. Slow, and as exact as the host's fp32.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -40,34 +41,47 @@ static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulated {
 const size_t STACK = 64 * 1024;
+// A coroutine that runs one thread after another, block after block; only its first start goes through ucontext.
 struct Thread {
     ucontext_t context;
+    jmp_buf place;
     std::unique_ptr<char[]> stack;
     dim3 index;
     int waits = 0; // 0: runs, 1: for its warp, 2: for its block
-    bool done = false;
+    bool started = false, done = false;
 };
-static std::vector<Thread> threads;
-static ucontext_t scheduler;
+static std::vector<std::unique_ptr<Thread>> pool;
+static std::vector<Thread *> threads; // of this block
+static jmp_buf scheduler;
 static size_t current;
 static uint64_t slots[1024]; // what each thread shows the others
 static std::function<void()> body;
 
+static void yield() {
+    if (!_setjmp(threads[current]->place)) _longjmp(scheduler, 1);
+}
+
 static void enter() {
-    body();
-    threads[current].done = true;
-    swapcontext(&threads[current].context, &scheduler);
+    for (;;) {
+        body();
+        threads[current]->done = true;
+        yield();
+    }
 }
 
 static void wait(int what) {
-    threads[current].waits = what;
-    swapcontext(&threads[current].context, &scheduler);
+    threads[current]->waits = what;
+    yield();
 }
 
 static void run(size_t n) {
+    Thread &t = *threads[n];
     current = n;
-    threadIdx = threads[n].index;
-    swapcontext(&scheduler, &threads[n].context);
+    threadIdx = t.index;
+    if (_setjmp(scheduler)) return;
+    if (t.started) _longjmp(t.place, 1);
+    t.started = true;
+    setcontext(&t.context);
 }
 
 // Lets go on those that all of their group wait with. Threads that have ended are waited for by nobody.
@@ -75,23 +89,22 @@ static void release() {
     for (size_t first = 0; first < threads.size(); first += 32) {
         size_t last = min(first + 32, threads.size());
         bool all = true;
-        for (size_t n = first; n < last; n++) all = all && (threads[n].done || threads[n].waits == 1);
+        for (size_t n = first; n < last; n++) all = all && (threads[n]->done || threads[n]->waits == 1);
         if (all)
             for (size_t n = first; n < last; n++)
-                if (threads[n].waits == 1) threads[n].waits = 0;
+                if (threads[n]->waits == 1) threads[n]->waits = 0;
     }
     bool all = true;
-    for (Thread &t : threads) all = all && (t.done || t.waits == 2);
+    for (Thread *t : threads) all = all && (t->done || t->waits == 2);
     if (all)
-        for (Thread &t : threads) t.waits = 0;
+        for (Thread *t : threads) t->waits = 0;
 }
 
 static void run_block() {
     unsigned count = blockDim.x * blockDim.y * blockDim.z;
-    threads = std::vector<Thread>(count);
-    for (unsigned n = 0; n < count; n++) {
-        Thread &t = threads[n];
-        t.index = {n % blockDim.x, n / blockDim.x % blockDim.y, n / (blockDim.x * blockDim.y)};
+    while (pool.size() < count) {
+        pool.emplace_back(new Thread);
+        Thread &t = *pool.back();
         t.stack.reset(new char[STACK]);
         getcontext(&t.context);
         t.context.uc_stack.ss_sp = t.stack.get();
@@ -99,12 +112,19 @@ static void run_block() {
         t.context.uc_link = nullptr;
         makecontext(&t.context, enter, 0);
     }
+    threads.resize(count);
+    for (unsigned n = 0; n < count; n++) {
+        threads[n] = pool[n].get();
+        threads[n]->index = {n % blockDim.x, n / blockDim.x % blockDim.y, n / (blockDim.x * blockDim.y)};
+        threads[n]->waits = 0;
+        threads[n]->done = false;
+    }
     for (bool running = true; running;) {
         running = false;
         for (size_t n = 0; n < count; n++)
-            if (!threads[n].done && !threads[n].waits) run(n);
+            if (!threads[n]->done && !threads[n]->waits) run(n);
         release();
-        for (Thread &t : threads) running = running || !t.done;
+        for (Thread *t : threads) running = running || !t->done;
     }
 }
 

@@ -1,0 +1,276 @@
+"""A card made of host memory: kernels run in the emulator, the libraries' products and attention in NumPy.
+
+So the whole backend of the tier prod runs without a GPU: which kernel gets which address, what lives when, what a bundle
+keeps. What it cannot show is what only the libraries and the card do: their algorithms, streams and captured graphs.
+"""
+
+import ctypes
+import re
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import sqrt
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from engine.backends.cuda.mixed.flash import Heads, Places
+from engine.backends.cuda.mixed.products import Matrix, Products, Shape
+from engine.backends.cuda.sources import Unit
+from tests.cuda.emulation import Emulated
+
+Array = npt.NDArray[Any]
+# Structures that kernels take by value, by how launches spell them, and single arguments.
+ARGUMENTS = re.compile(r"IIf|fffff|.")
+UNITS: dict[tuple[str, tuple[tuple[str, int], ...]], Emulated] = {}
+
+
+def emulated(unit: Unit) -> Emulated:
+    """A unit's kernels, compiled once in a process."""
+    key = (unit.name, tuple(sorted(unit.macros.items())))
+    if key not in UNITS:
+        UNITS[key] = Emulated(unit.name, unit.macros, Path(tempfile.mkdtemp(prefix="emulated")))
+    return UNITS[key]
+
+
+def memory(address: int, dtype: Any, count: int) -> Array:
+    """A view of raw memory."""
+    size = np.dtype(dtype).itemsize * count
+    return np.frombuffer((ctypes.c_char * size).from_address(address), dtype)
+
+
+class Allocation:
+    def __init__(self, size: int) -> None:
+        self._memory = np.empty(size + 256, np.uint8)
+        self._memory.view(np.uint8)[:] = 0xA5  # nothing may count on zeros
+        self._address = -(-self._memory.ctypes.data // 256) * 256
+
+    def __int__(self) -> int:
+        return self._address
+
+    def free(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+
+def _copy(to: int, source: int, size: int) -> None:
+    ctypes.memmove(to, source, size)
+
+
+class Driver:
+    """What of PyCUDA's driver the backend asks for."""
+
+    Error = type("Error", (Exception,), {})
+    MemoryError = type("MemoryError", (Error,), {})
+
+    @staticmethod
+    def mem_alloc(size: int) -> Allocation:
+        return Allocation(size)
+
+    @staticmethod
+    def pagelocked_empty(shape: Any, dtype: Any) -> Array:
+        return np.empty(shape, dtype)
+
+    @staticmethod
+    def memcpy_htod(to: int, array: Array) -> None:
+        _copy(to, array.ctypes.data, array.nbytes)
+
+    @staticmethod
+    def memcpy_dtoh(array: Array, source: int) -> None:
+        _copy(array.ctypes.data, source, array.nbytes)
+
+    @classmethod
+    def memcpy_htod_async(cls, to: int, array: Array, stream: Any) -> None:
+        cls.memcpy_htod(to, array)
+
+    @classmethod
+    def memcpy_dtoh_async(cls, array: Array, source: int, stream: Any) -> None:
+        cls.memcpy_dtoh(array, source)
+
+
+class Card:
+    name, capability, processors, shared_limit = "a card made of host memory", 90, 4, 1 << 16
+    driver = Driver
+
+    def free_memory(self) -> int:
+        return 1 << 40
+
+
+class Launcher:
+    """Runs what is queued at once."""
+
+    def __init__(self, card: Card) -> None:
+        self.card, self.current, self.streams = card, 1, (1, 2)
+        self.stream = SimpleNamespace(handle=1)
+
+    def __call__(
+        self,
+        unit: Unit,
+        name: str,
+        arguments: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        *values: Any,
+        shared: int = 0,
+    ) -> None:
+        remaining = list(values)
+        packed = []
+        for kind in ARGUMENTS.findall(arguments):
+            taken = [remaining.pop(0) for _ in kind]
+            packed.append(ctypes.create_string_buffer(struct.pack(kind, *taken)))
+        assert not remaining, f"{name}: {len(remaining)} arguments more than {arguments} names"
+        emulated(unit)(name, grid, block, *packed)
+
+    def fill(self, address: int, byte: int, size: int) -> None:
+        ctypes.memset(address, byte, size)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        self.current = 2
+        yield
+        self.current = 1
+
+    def join(self) -> None: ...
+    def synchronise(self) -> None: ...
+
+
+class Graph:
+    def __init__(self, stream: Any, record: Callable[[], None]) -> None:
+        self.launch = record
+
+    def close(self) -> None: ...
+
+
+def wide(words: Array, dtype: str) -> Array:
+    if dtype == "float32":
+        return words.astype(np.float64)
+    if dtype == "float16":
+        return words.view(np.float16).astype(np.float64)
+    return (words.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def narrow(x: Array, dtype: str) -> Array:
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
+        if dtype == "float32":
+            return x
+        if dtype == "float16":
+            return x.astype(np.float16).view(np.uint16)
+    words = x.view(np.uint32).astype(np.uint64)
+    return np.where(np.isnan(x), 0x7FFF, (words + 0x7FFF + (words >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def lines(address: int, rows: int, columns: int, stride: int, dtype: str) -> Array:
+    """A view of a matrix in memory, as its encodings."""
+    kind = np.float32 if dtype == "float32" else np.uint16
+    whole = memory(address, kind, (rows - 1) * stride + columns)
+    return np.lib.stride_tricks.as_strided(whole, (rows, columns), (stride * whole.itemsize, whole.itemsize))
+
+
+class FakeProducts(Products):
+    """Products in float64; the algorithm is a name made of the shape that it is chosen for."""
+
+    version = 130100
+
+    def __init__(self, card: str, workspaces: dict[int, int]) -> None:
+        self.choices: dict[str, str] = {}
+        self.recorded: dict[str, str] | None = None
+        self.pinned: dict[str, str] = {}
+        self.ready: dict[Any, Any] = {}
+
+    def multiply(
+        self, stream: int, sizes: tuple[int, int, int], a: Matrix, b: Matrix, out: Matrix, *, a_by_k: bool = False,
+        b_by_n: bool = False, batches: int = 1, epilogue: str = "none", bias: int = 0, aux: int = 0, add: bool = False,
+        usual: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        m, n, k = sizes
+        usual_m, usual_batches = usual or (m, batches)
+        strides, types = (a.stride, b.stride, out.stride), (a.dtype, out.dtype)
+        shape = Shape(usual_m, n, k, a_by_k, b_by_n, strides, usual_batches, types, epilogue)
+        if self.recorded is not None:
+            self.recorded[shape.key] = self.pinned.get(shape.key) or 64 * "00"
+        for batch in range(batches):
+            x, y, z = (
+                lines(o.address + batch * o.batch * (4 if o.dtype == "float32" else 2), *size, o.stride, o.dtype)
+                for o, size in ((a, (k, m) if a_by_k else (m, k)), (b, (n, k) if b_by_n else (k, n)), (out, (m, n)))
+            )
+            left, right = wide(x, a.dtype), wide(y, b.dtype)
+            # Row by row, so that how many rows are taken at once moves no bit, as in a library's tile.
+            left = left.T if a_by_k else left
+            right = right.T if b_by_n else right
+            result = np.stack([row @ right for row in np.ascontiguousarray(left)])
+            if "bias" in epilogue:
+                result = result + wide(memory(bias, np.uint16, n), a.dtype)
+            if "gelu_aux" in epilogue:
+                before = lines(aux, m, n, out.stride, out.dtype)
+                before[:] = narrow(result, out.dtype)
+                x = wide(np.ascontiguousarray(before), out.dtype)
+                result = 0.5 * x * (1 + np.tanh(sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+            z[:] = narrow(result + (wide(np.ascontiguousarray(z), out.dtype) if add else 0), out.dtype)
+
+
+class FakeFlash:
+    """Attention in float64, row by row of the batch."""
+
+    version = 91900
+
+    def __init__(self, stream: int, precision: str) -> None:
+        self.dtype = "bfloat16" if precision == "bf16" else "float16"
+
+    def _parts(self, heads: Heads, rows: int, places: Places) -> Iterator[tuple[int, list[Array], Array]]:
+        t, d = heads.context, heads.d_model
+        seed = int(memory(places.seed, np.int64, 1)[0]) if heads.dropout else 0
+        rng = np.random.default_rng(seed)
+        for row in range(rows):
+            qkv = wide(memory(places.qkv + 6 * t * d * row, np.uint16, 3 * t * d), self.dtype)
+            split = [x.reshape(t, heads.heads, heads.width).swapaxes(0, 1) for x in np.split(qkv.reshape(t, 3 * d), 3, 1)]
+            keep = np.ones((heads.heads, t, t))
+            if heads.dropout:
+                keep = (rng.random(keep.shape) >= heads.dropout) / (1 - heads.dropout)
+            yield row, split, keep
+
+    def _weights(self, heads: Heads, q: Array, k: Array) -> tuple[Array, Array]:
+        scores = q @ k.swapaxes(1, 2) / sqrt(heads.width)
+        scores = np.where(np.tri(heads.context, dtype=bool), scores, -np.inf)
+        top = scores.max(-1, keepdims=True)
+        e = np.exp(scores - top)
+        total = e.sum(-1, keepdims=True)
+        return e / total, (np.log(total) + top)[..., 0]
+
+    def forward(self, heads: Heads, rows: int, places: Places) -> None:
+        t, d, h = heads.context, heads.d_model, heads.heads
+        memory(places.workspace, np.uint8, 64)[:] = 0xA5
+        for row, (q, k, v), keep in self._parts(heads, rows, places):
+            w, stats = self._weights(heads, q, k)
+            y = ((w * keep) @ v).swapaxes(0, 1).reshape(t, d)
+            memory(places.y + 2 * t * d * row, np.uint16, t * d)[:] = narrow(y, self.dtype).reshape(-1)
+            memory(places.stats + 4 * h * t * row, np.float32, h * t)[:] = stats.reshape(-1)
+
+    def backward(self, heads: Heads, rows: int, places: Places) -> None:
+        t, d = heads.context, heads.d_model
+        memory(places.workspace, np.uint8, heads.backward_workspace(rows))[:] = 0xA5
+        for row, (q, k, v), keep in self._parts(heads, rows, places):
+            w, _ = self._weights(heads, q, k)
+            dy = wide(memory(places.dy + 2 * t * d * row, np.uint16, t * d), self.dtype)
+            dy = dy.reshape(t, heads.heads, heads.width).swapaxes(0, 1)
+            dv = (w * keep).swapaxes(1, 2) @ dy
+            dw = (dy @ v.swapaxes(1, 2)) * keep
+            ds = w * (dw - (dw * w).sum(-1, keepdims=True)) / sqrt(heads.width)
+            parts = (ds @ k, ds.swapaxes(1, 2) @ q, dv)
+            dqkv = np.concatenate([x.swapaxes(0, 1).reshape(t, d) for x in parts], 1)
+            memory(places.dqkv + 6 * t * d * row, np.uint16, 3 * t * d)[:] = narrow(dqkv, self.dtype).reshape(-1)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let device cuda be this card."""
+    backends = "engine.backends.cuda"
+    monkeypatch.setattr(f"{backends}.card.Card", Card)  # for those that import it when they need it
+    monkeypatch.setattr(f"{backends}.opening.Card", Card)
+    monkeypatch.setattr(f"{backends}.backend.Launcher", Launcher)
+    monkeypatch.setattr(f"{backends}.backend.Graph", Graph)
+    monkeypatch.setattr(f"{backends}.mixed.backend.Products", FakeProducts)
+    monkeypatch.setattr(f"{backends}.mixed.backend.Flash", FakeFlash)
