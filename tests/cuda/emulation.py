@@ -50,7 +50,8 @@ class Emulated:
         (folder / "emulator.h").write_text((HERE / "emulator.h").read_text(encoding="utf-8"), encoding="utf-8")
         library = folder / "all.so"
         flags = [f"-D{name}={value}" for name, value in macros.items()]
-        options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+        options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC"]
+        options.append("-U_FORTIFY_SOURCE")  # which takes a switch of coroutines for a broken stack
         subprocess.run(
             [str(COMPILER), *options, *flags, "-o", str(library), str(folder / "all.cpp")], check=True, cwd=folder
         )

@@ -1,7 +1,7 @@
 """A card made of host memory: kernels run in the emulator, the libraries' products and attention in NumPy.
 
-So the whole backend of the tier prod runs without a GPU: which kernel gets which address, what lives when, what a bundle
-keeps. What it cannot show is what only the libraries and the card do: their algorithms, streams and captured graphs.
+So the whole backend of the tier prod runs without a GPU: which kernel gets which address, what lives when, what a
+bundle keeps. It cannot show what only the libraries and the card do: their algorithms, streams and captured graphs.
 """
 
 import ctypes
@@ -227,7 +227,8 @@ class FakeFlash:
         rng = np.random.default_rng(seed)
         for row in range(rows):
             qkv = wide(memory(places.qkv + 6 * t * d * row, np.uint16, 3 * t * d), self.dtype)
-            split = [x.reshape(t, heads.heads, heads.width).swapaxes(0, 1) for x in np.split(qkv.reshape(t, 3 * d), 3, 1)]
+            parts = np.split(qkv.reshape(t, 3 * d), 3, 1)
+            split = [x.reshape(t, heads.heads, heads.width).swapaxes(0, 1) for x in parts]
             keep = np.ones((heads.heads, t, t))
             if heads.dropout:
                 keep = (rng.random(keep.shape) >= heads.dropout) / (1 - heads.dropout)

@@ -168,8 +168,8 @@ class MixedBackend(CudaBackend):
         return {"card": self.card.name, "cublasLt": self.products.version, "cudnn": self.flash.version}
 
     def load_extra_state(self, state: Mapping[str, Array], *, elsewhere: bool) -> None:
-        """Go on with what a bundle says; without anything, start anew. Raises StateMismatch where it was made with another card or other libraries,
-        unless `elsewhere` says that its bits are not expected to be met."""
+        """Go on with what a bundle says; without anything, start anew. Raises StateMismatch where it was made with
+        another card or other libraries, unless `elsewhere` says that its bits are not expected to be met."""
         if not state:
             self.scale, self.streak = np.float32(FIRST_SCALE if self.precision == "fp16" else 1.0), 0
             self._choices = {}
