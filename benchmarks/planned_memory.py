@@ -14,8 +14,8 @@ and the kernels too, which no arena can: they are measured by another process th
 (`fixed`), and arena + fixed is what is planned.
 
 Arenas have at least 50 MB (--least-mb), so that what does not grow with them, such as the interpreter's own objects,
-does not rule. From the second step on nothing may be allocated: the process's address space and, on the card, its free
-memory must stay as they are.
+does not rule. From the second step on nothing may be allocated: the resident set and, on the card, its free memory must
+stay as they are, but for the interpreter's small objects.
 """
 
 import argparse
@@ -168,12 +168,12 @@ def measured_on_cpu(configuration: dict[str, Any]) -> dict[str, Any]:
     process = psutil.Process()
     forget_highest()
     before = process.memory_info().rss
-    spaces: list[int] = []
-    arena = trained(configuration, lambda: spaces.append(process.memory_info().vms))
+    resident: list[int] = []
+    arena = trained(configuration, lambda: resident.append(process.memory_info().rss))
     return {
         "planned": arena,
         "measured": highest() - before,
-        "grown_after_first_step": spaces[-1] - spaces[0],
+        "grown_after_first_step": resident[-1] - resident[0],
     }
 
 
