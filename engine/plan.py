@@ -184,6 +184,9 @@ class _Planner:
                     self.share(gradient, type, "activations", of, last_use[name])
                 elif role == operation.gradient_over_input:
                     self.share(gradient, type, "activations", name, last_use[name])
+                elif (same := operation.same_gradient.get(role)) is not None:
+                    of = gradient_name(operation.inputs[same])
+                    self.share(gradient, type, "activations", of, last_use[name])
                 else:
                     self.add(gradient, type, "activations", time, last_use[name])
             for role, type in self.layout.backward_work(operation, self.sizes, self.tier).items():

@@ -99,6 +99,11 @@ class Operation(ABC):
     # Input role whose gradient may overwrite the input itself, because backward reads it for the last time.
     gradient_over_input: ClassVar[str | None] = None
 
+    @property
+    def same_gradient(self) -> Mapping[str, str]:
+        """Input role -> an earlier input role whose gradient is the same numbers, so that one storage serves both."""
+        return {}
+
     @abstractmethod
     def infer(self, types: Mapping[str, TensorType]) -> dict[str, TensorType]:
         """Types of the outputs by role, from the types of the inputs by role; SpecError where they do not fit."""

@@ -74,7 +74,7 @@ __device__ __forceinline__ void load_row(const uint16 *sum, const uint16 *dy, in
     }
 }
 
-// dx = LayerNorm's gradient (+ dsum where not null); dbranch (where not null) = dx through dropout.
+// dx = LayerNorm's gradient (+ dsum where not null); dbranch (where not null, else it is dx) = dx through dropout.
 // partial [shards, blocks, 3, WIDTH]: sums of dy*normalised, dy and dbranch. Grid: blocks of `block_rows`, shards.
 extern "C" __global__ void __launch_bounds__(BLOCK_WARPS *WARP, VECTORS <= 3 ? 2 : 1)
 k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float *gain, const uint16 *dy,
@@ -135,9 +135,9 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
             if (dbranch) {
                 drop8(d, mask, values, base + start + c);
                 store8(dbranch + start + c, d);
-#pragma unroll
-                for (int j = 0; j < 8; j++) sums[2][i].x[j] += d.x[j];
             }
+#pragma unroll
+            for (int j = 0; j < 8; j++) sums[2][i].x[j] += d.x[j];
         }
     }
     for (int w = 0; w < BLOCK_WARPS; w++) {

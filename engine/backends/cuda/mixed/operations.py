@@ -40,6 +40,10 @@ class ResidualNorm(Joined):
     kept: ClassVar[frozenset[str]] = frozenset({"sum", "mean", "rstd"})
     forward_in_place: ClassVar[Mapping[str, str]] = {"sum": "branch"}
 
+    @property
+    def same_gradient(self) -> Mapping[str, str]:
+        return {} if self.probability else {"branch": "x"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mlp(Joined):

@@ -196,7 +196,9 @@ class NormTwin(Twin[Any]):
         joined = isinstance(operation, ResidualNorm)
         dx = run.gradient(operation.inputs["x"])
         if joined:
-            total, dbranch = run.tensor(operation.outputs["sum"]), run.gradient(operation.inputs["branch"])
+            total = run.tensor(operation.outputs["sum"])
+            # Without dropout the branch's gradient is x's and stands in the same place.
+            dbranch = run.gradient(operation.inputs["branch"]) if operation.probability else 0
             dsum = run.gradient(operation.outputs["sum"]) if run.has_gradient(operation.outputs["sum"]) else 0
         else:
             total, dbranch = run.tensor(operation.inputs["x"]), 0
