@@ -96,9 +96,7 @@ def _tensor(bundle: Bundle, bundle_name: str, name: str) -> Array:
     return bundle.tensors[name]
 
 
-def _save(
-    store: Store, tensors: dict[str, Array], step: int, kind: str, file: Path, lacks: Sequence[str]
-) -> Imported:
+def _save(store: Store, tensors: dict[str, Array], step: int, kind: str, file: Path, lacks: Sequence[str]) -> Imported:
     """The bundle says where it comes from and what it lacks, so no run takes it for one of its own."""
     source: dict[str, Any] = {"file": _hash_file(file), "kind": kind, "lacks": list(lacks)}
     with store.using():

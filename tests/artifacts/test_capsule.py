@@ -109,9 +109,7 @@ def test_an_independent_reader(capsule, committed, files):
     order = [committed, record["digests"]]
     for bundle in contents["bundles"]:
         order.append(bundle["bundle"])
-        order += [
-            chunk for t in json.loads(members[f"objects/{bundle['bundle']}"])["tensors"] for chunk in t["chunks"]
-        ]
+        order += [chunk for t in json.loads(members[f"objects/{bundle['bundle']}"])["tensors"] for chunk in t["chunks"]]
     expected = [f"objects/{name}" for name in dict.fromkeys(order)]
     expected += [f"attestations/{name}.json" for name in contents["attestations"]]
     assert names[1:] == expected + [f"files/{file['name']}" for file in contents["files"]]
@@ -388,9 +386,7 @@ def test_one_capsule_holds_numbers_of_every_kind(tmp_path, store, committed, oth
     import_capsule(other, tmp_path / "c")
     for name in other.objects():
         assert other.object_path(name).stat().st_size == store.object_path(name).stat().st_size
-    assert np.array_equal(
-        load_bundle(other, read_record(other, committed).final_bundle).tensors["step"], np.array(2)
-    )
+    assert np.array_equal(load_bundle(other, read_record(other, committed).final_bundle).tensors["step"], np.array(2))
 
 
 def test_errors_have_exit_codes(other, capsule, tmp_path):

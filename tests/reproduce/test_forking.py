@@ -44,7 +44,7 @@ def test_a_fork_of_a_finished_run_goes_on_and_verifies(spoilt, capsys):
     assert (spoilt.project.outputs / "run.json").read_bytes() == outputs
     assert find_side(spoilt.store, name).first_step == 12
     assert f"fork of bundle {parent.final_bundle[:12]} at step 12" in call(spoilt, capsys, "log").out
-    assert "'step': 12}" in call(spoilt, capsys, "show", name).out
+    assert "\n  step           12\n" in call(spoilt, capsys, "show", name).out
 
 
 def test_a_fork_of_an_earlier_bundle_with_another_recipe(spoilt, capsys):
