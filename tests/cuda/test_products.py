@@ -12,8 +12,8 @@ from tests.cuda.pairs import KINDS, Pair, model, report, train
 pytestmark = pytest.mark.gpu
 
 SHAPES = {
-    "ragged": (model(context=71, d_model=39, heads=3, hidden=53, vocab=67), train(batch=3, shards=1)),
-    "even": (model(context=256, d_model=192, heads=3, hidden=640, vocab=514), train(batch=2, shards=1)),
+    "ragged": (model(context=71, d_model=39, heads=3, hidden=53, vocab=67, tied=False), train(batch=3, shards=1)),
+    "even": (model(context=256, d_model=192, heads=3, hidden=640, vocab=514, tied=False), train(batch=2, shards=1)),
 }
 
 
