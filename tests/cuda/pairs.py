@@ -122,7 +122,8 @@ class Pair:
             o.inputs["branch"] for o in program.operations if o.kind == "residual_add" and self.shared_with_linear(o)
         }
         self.absent = self.fusion.plane_tensors().keys() | branches  # tensors that are not there on the card as such
-        self.absent_gradients = branches | ({program.logits} if self.shared_with_linear(program.operations[-1]) else set())
+        logits = {program.logits} if self.shared_with_linear(program.operations[-1]) else set()
+        self.absent_gradients = branches | logits
         self.cuda = CudaBackend(program, plan, self.train, layout, self.card)
         rows, context = self.train.batch, self.model.context
         self.frame, self.run = self.cpu.frame(rows, context), self.cuda.run(rows, context)

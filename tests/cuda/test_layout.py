@@ -81,5 +81,5 @@ def test_attention_fits_the_shared_memory_of_each_architecture(limit: int, wide:
 def test_heads_too_wide_for_a_card_are_refused_by_name() -> None:
     operation = next(o for o in build_program(model(d_model=512, heads=2)).operations if isinstance(o, Attention))
     card = SimpleNamespace(shared_limit=99 * KIB, name="Some Card")
-    with pytest.raises(PlanRefused, match="heads of width 256 need 1[0-9]+ KiB .* Some Card has 99 KiB"):
+    with pytest.raises(PlanRefused, match=r"heads of width 256 need 1[0-9]+ KiB .* Some Card has 99 KiB"):
         AttentionTwin().check(operation, card)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ KEY_FACTOR, VALUE_FACTOR, KEY_FOLD = range(3)
 QUERY_FACTOR, DOUT_FACTOR, QUERY_FOLD, DOUT_FOLD = range(4)
 FORWARD_ROWS, KEY_ROWS, QUERY_ROWS = 2, 3, 7
 NO_ROW = -1
-# Shared memory beside the tiles: for each stage dropout's mask and what stands beside a tile, and what the driver takes.
+# Shared memory beside tiles: for each stage dropout's mask and what stands beside a tile; what the driver takes.
 FIXED_STAGE = TILE * TILE + 4 * QUERY_ROWS * TILE
 FIXED_SHARED = 2048
 # Up to these exponents a tensor is usual: the scales of a product fit into two fp32 factors.
@@ -81,8 +81,9 @@ class AttentionTwin(Twin[Attention]):
         wide = head_padded(operation)
         if not shape_within(wide, card.shared_limit):
             raise PlanRefused(
-                f"heads of width {operation.width} need {SMALLEST.most_bytes(wide) / 1024:.0f} KiB of shared memory in a block, "
-                f"{card.name} has {card.shared_limit / 1024:.0f} KiB: use more heads, or set run.device to cpu"
+                f"heads of width {operation.width} need {SMALLEST.most_bytes(wide) / 1024:.0f} KiB of shared memory "
+                f"in a block, {card.name} has {card.shared_limit / 1024:.0f} KiB: use more heads, or set run.device "
+                "to cpu"
             )
 
     def forward_work(self, operation: Attention, sizes: Sizes, tier: str) -> dict[str, BufferType]:
@@ -123,7 +124,7 @@ class AttentionTwin(Twin[Attention]):
         numbers: tuple[int, int, int],
         unusual: int,
     ) -> None:
-        """Up to four tensors, each as struct Quantised; numbers: output, maxima and normalisers if the fourth is dout."""
+        """Up to four tensors, each as struct Quantised; numbers: y, maxima and normalisers if the fourth is dout."""
         sizes = run.sizes
         count = len(tensors)
         tensors = (*tensors, *(4 - count) * [NOTHING])

@@ -14,7 +14,7 @@ from engine.backends.cuda.errors import DeviceLost
 from engine.backends.cuda.graphs import Graph
 from engine.backends.cuda.launching import Launcher
 from engine.backends.cuda.layout import OUTCOME, PIECE, VALUES, CudaLayout
-from engine.backends.cuda.linear import quantise_weights, weight_table
+from engine.backends.cuda.quantising import quantise_weights, weight_table
 from engine.backends.cuda.run import OPTIMIZER, THREADS, Run, ceiling
 from engine.backends.cuda.twin import Twin
 from engine.digest import Sums

@@ -1,6 +1,8 @@
 """Operations that walk over elements or rows: embedding, LayerNorm, activation, residual sum, loss."""
 
-from engine.backends.cuda.linear import (
+from engine.backends.cuda.linear import column_tops_of, logits_gradient
+from engine.backends.cuda.neighbours import NORM_WIDTH
+from engine.backends.cuda.quantising import (
     QUANTISE,
     ROWS,
     SOURCE,
@@ -9,14 +11,11 @@ from engine.backends.cuda.linear import (
     Operand,
     Source,
     column_tops,
-    column_tops_of,
-    logits_gradient,
     planes_of_tensor,
     quantise_in_blocks,
     quantise_rows,
     row_work,
 )
-from engine.backends.cuda.neighbours import NORM_WIDTH
 from engine.backends.cuda.run import MASK, THREADS, Run, ceiling, join_shards
 from engine.backends.cuda.sources import Unit
 from engine.backends.cuda.twin import Twin
@@ -276,9 +275,7 @@ class LossTwin(Twin[Loss]):
         self.vocab = vocab
         self.head = head  # that takes the gradient of the logits as planes
 
-    def backward_work(
-        self, operation: Loss, sizes: Sizes, tier: str, shards: int
-    ) -> dict[str, BufferType]:
+    def backward_work(self, operation: Loss, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         return row_work(sizes.batch * sizes.context, self.vocab) if self.head else {}
 
     def _others(self, run: Run, operation: Loss) -> int:

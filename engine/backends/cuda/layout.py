@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from engine.backends.cuda.linear import WEIGHT
 from engine.backends.cuda.neighbours import fuse, no_fusion, planes_with_exponents
+from engine.backends.cuda.quantising import WEIGHT
 from engine.backends.cuda.twin import Twin
 from engine.backends.cuda.twins import twin_of
 from engine.operations.base import BufferType, Operation, Sizes
@@ -73,7 +73,7 @@ class CudaLayout:
         return count
 
     def gradient_sets(self, shards: int) -> int:
-        """One for each level of the tree over groups of shards: within a group each parameter's are joined on the way."""
+        """One for each level of the tree over groups of shards: within a group gradients are joined on the way."""
         return max(1, (shards // self.shards_at_once(shards) - 1).bit_length())
 
     def tensor_type(self, name: str, type: BufferType) -> BufferType:
@@ -100,7 +100,8 @@ class CudaLayout:
     def token_gradients(self) -> dict[str, BufferType]:
         """Of the token embedding, by shard: a tied head writes them, the embedding adds to them at the other end."""
         spec = self.program.spec
-        return {"token_gradients": BufferType((self.shards_at_once(self.train.shards), spec.vocab, spec.d_model), "float32")}
+        shape = (self.shards_at_once(self.train.shards), spec.vocab, spec.d_model)
+        return {"token_gradients": BufferType(shape, "float32")}
 
     def pieces(self) -> list[tuple[int, int, int]]:
         """(parameter number, first, last element) of every block of the optimizer."""

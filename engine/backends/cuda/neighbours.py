@@ -42,7 +42,6 @@ class Fusion:
         """Tensors that exist only as planes with one exponent per row, by name."""
         return {linear.inputs["x"]: linear for linear in self.takes_output.values()}
 
-
     def doubled_tensors(self, program: Program) -> set[str]:
         """Maxima of logits whose gradient is quantised without being written: the largest others stand after them."""
         return {o.outputs["maxima"] for o in program.operations if isinstance(o, Loss) and o.name in self.gives_output}

@@ -40,8 +40,12 @@ class MixedLayout(CudaLayout):
             # The head writes it, the embedding adds to it at the other end of the backward half.
             shape = (self.shards_at_once(self.train.shards), program.spec.vocab, program.spec.d_model)
             shared = {"tied": BufferType(shape, "float32")}
-        return super().lasting(program, elements) | shared | {
-            "weights16": BufferType((elements + spare,), "uint16"),
-            "products": BufferType((2, WORKSPACE), "uint8"),
-            "seeds": BufferType((1 + len(attentions) * self.train.shards,), "int64"),
-        }
+        return (
+            super().lasting(program, elements)
+            | shared
+            | {
+                "weights16": BufferType((elements + spare,), "uint16"),
+                "products": BufferType((2, WORKSPACE), "uint8"),
+                "seeds": BufferType((1 + len(attentions) * self.train.shards,), "int64"),
+            }
+        )
