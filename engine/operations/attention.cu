@@ -20,7 +20,7 @@
 // Tiles of the loop in shared memory: with two, the next is copied while one is worked on.
 #define NEXT_STAGE(stage) (STAGES == 2 ? (stage) ^ 1 : 0)
 // Blocks that should fit on a processor: narrow heads need fewer registers.
-#define FORWARD_BLOCKS (DP <= 32 ? 4 : 3)
+#define FORWARD_BLOCKS (DP <= 32 ? 5 : 4)
 #define QUERY_BLOCKS (DP <= 32 ? 4 : 3)
 #define KEY_BLOCKS (DP <= 64 ? 2 : 1)
 #define WEIGHT_EXPONENT 14

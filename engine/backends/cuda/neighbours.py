@@ -6,6 +6,7 @@ written, and its dropout where dy is quantised; an activation or the loss after 
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.backends.cuda.run import padded
@@ -53,43 +54,49 @@ def no_fusion() -> Fusion:
 
 def fuse(program: Program) -> Fusion:
     users: dict[str, list[Operation]] = defaultdict(list)
-    maker: dict[str, Operation] = {}
+    makers: dict[str, Operation] = {}
     for operation in program.operations:
         for name in operation.inputs.values():
             users[name].append(operation)
         for name in operation.outputs.values():
-            maker[name] = operation
+            makers[name] = operation
     accumulates = {step.operation.name: step.accumulates for step in program.backward}
     fusion = no_fusion()
     for linear in (o for o in program.operations if isinstance(o, Linear)):
         x, y = linear.inputs["x"], linear.outputs["y"]
-        before = maker[x] if len(users[x]) == 1 else None
-        after = users[y][0] if len(users[y]) == 1 else None
-        if not (
-            (isinstance(before, LayerNorm) and linear.deep % 4 == 0 and linear.deep <= NORM_WIDTH)
-            or (isinstance(before, Activation) and linear.deep % 4 == 0 and linear.deep <= BLOCK_DEPTH)
-        ):
-            before = None
-        if not (
-            (isinstance(after, Loss) and linear.wide % 4 == 0)
-            or (isinstance(after, Activation) and linear.wide % 4 == 0 and linear.wide <= BLOCK_DEPTH)
-            or (
-                isinstance(after, ResidualAdd)
-                and linear.wide % 4 == 0
-                and linear.wide <= BLOCK_DEPTH
-                and after.inputs["branch"] == y
-                and "x" not in accumulates[after.name]
-            )
-        ):
-            after = None
-        assert before is None or isinstance(before, LayerNorm | Activation)
-        assert after is None or isinstance(after, ResidualAdd | Activation | Loss)
+        before = _before(makers[x], linear) if len(users[x]) == 1 else None
+        after = _after(users[y][0], linear, accumulates) if len(users[y]) == 1 else None
         fusion.of[linear.name] = Neighbours(before, after)
         if before:
             fusion.takes_output[before.name] = linear
         if after:
             fusion.gives_output[after.name] = linear
     return fusion
+
+
+def _before(maker: Operation, linear: Linear) -> LayerNorm | Activation | None:
+    """The operation that makes x, if it can make planes of it."""
+    if linear.deep % 4:
+        return None
+    if isinstance(maker, LayerNorm):
+        return maker if linear.deep <= NORM_WIDTH else None
+    return maker if isinstance(maker, Activation) and linear.deep <= BLOCK_DEPTH else None
+
+
+def _after(
+    user: Operation, linear: Linear, accumulates: Mapping[str, frozenset[str]]
+) -> ResidualAdd | Activation | Loss | None:
+    """The operation that uses y, if work can be shared with it."""
+    if linear.wide % 4:
+        return None
+    if isinstance(user, Loss):
+        return user
+    if linear.wide > BLOCK_DEPTH:
+        return None
+    if isinstance(user, ResidualAdd):
+        # dx must be dy itself: nothing is added to it that the linear layer, which reads dy, would see.
+        return user if user.inputs["branch"] == linear.outputs["y"] and "x" not in accumulates[user.name] else None
+    return user if isinstance(user, Activation) else None
 
 
 def planes(rows: int, depth: int, shards: int = 1) -> BufferType:
