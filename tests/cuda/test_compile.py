@@ -8,6 +8,7 @@ from engine.backends.cuda.sources import UNITS, Unit, constants, headers, source
 MACROS: dict[str, list[dict[str, int]]] = {
     "attention": [{"DP": 64, "STAGES": 1, "COLUMNS": 1}],
     "linear": [{"STAGES": 2}],
+    "linear_quantise": [{}],
 }
 # Where kernels take another path than the oldest architecture does.
 WIDEST: list[tuple[str, dict[str, int], int]] = [
