@@ -5,18 +5,27 @@
 
 #define NORM_CHUNK 4096
 
-// out (+)= the tree over `sets` (a power of two) consecutive gradient sets, `stride` elements apart.
-extern "C" __global__ void k_join_gradients(const float *sets, int count, int64 stride, int64 size, float *out, int add) {
+// out (+)= the tree over `count` consecutive gradients of `size` elements.
+extern "C" __global__ void k_join_gradients(const float *sets, int count, int64 size, float *out, int add) {
     int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= size) return;
-    float pending[16];
-    int depth = 0;
-    for (int s = 0; s < count; s++) {
-        float x = sets[s * stride + i];
-        for (int n = s; n & 1; n >>= 1) x = pending[--depth] + x;
-        pending[depth++] = x;
+    if (size % 4 == 0) {
+        if (4 * i >= size) return;
+        const float4 *four = (const float4 *)sets + i;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        sum.x = shard_tree(count, [&](int z) { return four[z * (size / 4)].x; });
+        sum.y = shard_tree(count, [&](int z) { return four[z * (size / 4)].y; });
+        sum.z = shard_tree(count, [&](int z) { return four[z * (size / 4)].z; });
+        sum.w = shard_tree(count, [&](int z) { return four[z * (size / 4)].w; });
+        float4 *target = (float4 *)out + i;
+        if (add) {
+            float4 old = *target;
+            sum = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
+        }
+        *target = sum;
+    } else if (i < size) {
+        float sum = shard_tree(count, [&](int z) { return sets[z * size + i]; });
+        out[i] = add ? out[i] + sum : sum;
     }
-    out[i] = add ? out[i] + pending[0] : pending[0];
 }
 
 // partial[c] = ordered float64 sum of squares of chunk c; a warp takes a chunk.

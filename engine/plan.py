@@ -137,7 +137,7 @@ class _Planner:
             for name in operation.inputs.values():
                 last_use[name] = time
         for time, step, again in self.second_half:
-            for name in again.inputs.values() if again else step.kept_tensors():
+            for name in again.inputs.values() if again else self.layout.kept_tensors(step):
                 last_use[again_name(name) if name in recomputed else name] = time
         last_use[self.program.losses] = self.end  # read by the trainer after the forward half
         self.always("ids", self._type("ids"), "activations")
@@ -161,7 +161,7 @@ class _Planner:
                 source = again_name(source) if source in recomputed else source
                 self.share(called, self._type(name), category, source, last)
             else:
-                self.add(called, self._type(name), category, time, last)
+                self.add(called, self.layout.tensor_type(name, self._type(name)), category, time, last)
         for role, type in self.layout.forward_work(operation, self.sizes, self.tier).items():
             self.add(f"{operation.name}/{phase}/{role}", type, "workspace", time, time)
 

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from engine.operations.base import BufferType, Operation, Sizes
-from engine.program import Program
+from engine.program import BackwardStep, Program
 
 
 class Layout(Protocol):
@@ -15,6 +15,14 @@ class Layout(Protocol):
 
     def shards_at_once(self, shards: int) -> int: ...
     def gradient_sets(self, shards: int) -> int: ...
+    def tensor_type(self, name: str, type: BufferType) -> BufferType:
+        """How a tensor of this program type is stored in the forward half."""
+        ...
+
+    def kept_tensors(self, step: BackwardStep) -> list[str]:
+        """Tensors of the forward half that a step of the backward half reads again."""
+        ...
+
     def derived(self, operation: Operation, tier: str) -> dict[str, BufferType]: ...
     def forward_work(self, operation: Operation, sizes: Sizes, tier: str) -> dict[str, BufferType]: ...
     def backward_work(self, operation: Operation, sizes: Sizes, tier: str) -> dict[str, BufferType]: ...
@@ -36,6 +44,12 @@ class CpuLayout:
     def gradient_sets(self, shards: int) -> int:
         """Sets that the binary tree over shards needs: ceil(log2 S) + 1."""
         return (shards - 1).bit_length() + 1
+
+    def tensor_type(self, name: str, type: BufferType) -> BufferType:
+        return type
+
+    def kept_tensors(self, step: BackwardStep) -> list[str]:
+        return step.kept_tensors()
 
     def derived(self, operation: Operation, tier: str) -> dict[str, BufferType]:
         return operation.derived(tier)

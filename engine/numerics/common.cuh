@@ -31,6 +31,8 @@ __device__ __forceinline__ int warp_max(int x) {
     return x;
 }
 
+__device__ __forceinline__ int warp_min(int x) { return -warp_max(-x); }
+
 __device__ __forceinline__ float warp_max(float x) {
     for (int apart = 16; apart > 0; apart >>= 1) {
         float other = __shfl_xor_sync(ALL_LANES, x, apart);

@@ -43,10 +43,6 @@ __device__ __forceinline__ Factor token_factor(int s) {
     return s == ZERO_ROW ? none : factor_of(s);
 }
 
-__device__ __forceinline__ uint32 pack4(int a, int b, int c, int d) {
-    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
-}
-
 // The hi and lo bytes of four integers. With u = q + 128, hi is the second byte of u and lo its first, less 128.
 __device__ __forceinline__ void split4(int a, int b, int c, int d, uint32 &hi, uint32 &lo) {
     uint32 ab = __byte_perm(a + 128, b + 128, 0x5140), cd = __byte_perm(c + 128, d + 128, 0x5140);

@@ -3,6 +3,7 @@
 // One warp copies tiles with the bulk copy engine, two warpgroups multiply: each holds 64 x 128 results, as two sets of
 // int32 sums. Blocks stay and take tile after tile, so that copies run ahead while results are written.
 #pragma once
+#include "epilogue.cuh"
 #include "fixed_point.cuh"
 
 #define HOPPER_ROWS 128
@@ -76,10 +77,10 @@ __device__ __forceinline__ void warpgroup_mma(int (&d)[64], uint64 a, uint64 b, 
 
 struct HopperProduct {
     const int *a_exponents, *b_exponents;
-    const float *bias;
     float *out;
     int64 out_stride;
-    int rows, columns, padded, shards, add;
+    int rows, columns, padded, shards;
+    Epilogue epilogue;
 };
 
 // The tile of the result that is number `index`: the shorter side runs fastest, so that its operand stays in the cache.
@@ -99,65 +100,103 @@ __device__ __forceinline__ void tile_place(const HopperProduct &p, int index, in
 #define LEAST_PAIR -60
 #define MOST_PAIR 134
 
-// Write (or add) a thread's results: rows `row` and `row` + 8, columns `column` + 8n and the next of each.
-__device__ __forceinline__ void write_tile(const HopperProduct &p, int row, int column, int shard, const int (&high)[64],
-                                           const int (&middle)[64]) {
+// What a warpgroup knows of a tile's columns while it writes results: thread i of it looks after column i.
+struct ColumnSide {
+    float factors[HOPPER_COLUMNS], bias[HOPPER_COLUMNS];
+    int least[4], most[4]; // exponents, by warp
+};
+
+// Loaded before the products of a tile are under way, needed after them.
+struct TileNumbers {
+    int s_column, s_row[2]; // exponents of the thread's column, and of rows `row` and `row` + 8
+    float bias;
+};
+
+__device__ __forceinline__ TileNumbers tile_numbers(const HopperProduct &p, int row, int column, int shard) {
     const int *a_exponents = p.a_exponents + shard * p.rows, *b_exponents = p.b_exponents + shard * p.columns;
-    bool even = p.columns % 2 == 0;
-    int s_row[2] = {row < p.rows ? a_exponents[row] : 0, row + 8 < p.rows ? a_exponents[row + 8] : 0};
-    float column_factor[32];
-    int least = MOST_EXPONENT, most = LEAST_EXPONENT;
-    bool usual = true;
+    TileNumbers t = {0, {0, 0}, 0.0f};
+    if (column < p.columns) {
+        t.s_column = b_exponents[column];
+        if (p.epilogue.bias) t.bias = p.epilogue.bias[column];
+    }
+    if (row < p.rows) t.s_row[0] = a_exponents[row];
+    if (row + 8 < p.rows) t.s_row[1] = a_exponents[row + 8];
+    return t;
+}
+
+// One of a thread's two rows, where exponents are usual. SUM: the result is added to what stands there, or to the residual.
+// WHOLE: no column is beyond the matrix.
+template <bool RESIDUAL, bool SUM, bool WHOLE>
+__device__ __forceinline__ void write_half(const HopperProduct &p, const ColumnSide &side, int s, int half, bool present, int64 at,
+                                           int n0, float *out, const int (&high)[64], const int (&middle)[64]) {
+    const Epilogue &e = p.epilogue;
+    int column = n0 + 2 * (threadIdx.x & 3);
+    float row_factor = power_of_two32(4 - s);
+    const float *other = RESIDUAL ? e.residual + at : out;
+    float2 old[16]; // all loads are under way before the first is waited for
+    if (SUM)
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            old[n] = make_float2(0.0f, 0.0f);
+            if (present && (WHOLE || column + 8 * n < p.columns)) old[n] = *(const float2 *)(other + column + 8 * n);
+        }
+    bool biased = e.bias;
+    PairWords words = {};
 #pragma unroll
     for (int n = 0; n < 16; n++) {
-        int c = column + 8 * n;
-        int2 s = make_int2(0, 0);
-        if (even && c < p.columns)
-            s = *(const int2 *)(b_exponents + c);
-        else {
-            if (c < p.columns) s.x = b_exponents[c];
-            if (c + 1 < p.columns) s.y = b_exponents[c + 1];
+        int c = column + 8 * n, i = 4 * n + 2 * half;
+        float2 factor = *(const float2 *)&side.factors[c - n0], bias = *(const float2 *)&side.bias[c - n0], y;
+        y.x = ((float)(((int64)high[i] << 8) + middle[i]) * row_factor) * factor.x;
+        y.y = ((float)(((int64)high[i + 1] << 8) + middle[i + 1]) * row_factor) * factor.y;
+        float2 sum = make_float2(y.x + bias.x, y.y + bias.y);
+        y.x = biased ? sum.x : y.x, y.y = biased ? sum.y : y.y;
+        if (RESIDUAL && e.mask.threshold) {
+            if (n % 2 == 0) words = words_of_pairs(e, at + c);
+            uint2 word = n % 2 ? words.second : words.first;
+            y.x = dropped(y.x, word.x, e.mask.threshold, e.mask.factor);
+            y.y = dropped(y.y, word.y, e.mask.threshold, e.mask.factor);
         }
-        least = min(least, min(s.x, s.y)), most = max(most, max(s.x, s.y));
-        column_factor[2 * n] = power_of_two32(4 - s.x), column_factor[2 * n + 1] = power_of_two32(4 - s.y);
+        if (SUM) y.x = old[n].x + y.x, y.y = old[n].y + y.y;
+        if (present && (WHOLE || c < p.columns)) *(float2 *)(out + c) = y;
     }
+}
+
+// Write (or add) a thread's results: rows `row` and `row` + 8 of the tile at column n0, columns 8n + 2t and the next of
+// each, t = lane % 4. `group` 1 or 2 is the warpgroup.
+template <bool RESIDUAL>
+__device__ __forceinline__ void write_tile(const HopperProduct &p, ColumnSide &side, const TileNumbers &t, int group, int row,
+                                           int n0, int shard, const int (&high)[64], const int (&middle)[64]) {
+    int own = threadIdx.x % 128, lane = lane_of_thread(), column = n0 + 2 * (lane & 3);
+    const Epilogue &e = p.epilogue;
+    asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory"); // the tile before is written
+    side.factors[own] = power_of_two32(4 - t.s_column), side.bias[own] = t.bias;
+    int least = warp_min(t.s_column), most = warp_max(t.s_column);
+    if (lane == 0) side.least[own / WARP] = least, side.most[own / WARP] = most;
+    asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
+    least = min(min(side.least[0], side.least[1]), min(side.least[2], side.least[3]));
+    most = max(max(side.most[0], side.most[1]), max(side.most[2], side.most[3]));
+    bool usual = p.columns % 2 == 0 && least >= LEAST_EXPONENT && most <= MOST_EXPONENT;
 #pragma unroll
     for (int r = 0; r < 2; r++)
-        usual = usual && s_row[r] >= LEAST_EXPONENT && s_row[r] <= MOST_EXPONENT && least + s_row[r] >= LEAST_PAIR &&
-                most + s_row[r] <= MOST_PAIR;
-    usual = usual && least >= LEAST_EXPONENT && most <= MOST_EXPONENT;
+        usual = usual && t.s_row[r] >= LEAST_EXPONENT && t.s_row[r] <= MOST_EXPONENT && least + t.s_row[r] >= LEAST_PAIR &&
+                most + t.s_row[r] <= MOST_PAIR;
+    usual = __all_sync(ALL_LANES, usual);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (row + 8 * half >= p.rows) continue;
-        float *out = p.out + shard * p.out_stride + (int64)(row + 8 * half) * p.columns;
-        float row_factor = power_of_two32(4 - s_row[half]);
+        bool present = row + 8 * half < p.rows;
+        int64 at = (int64)(row + 8 * half) * p.columns;
+        float *out = p.out + shard * p.out_stride + at;
         if (usual) {
-#pragma unroll
-            for (int n = 0; n < 16; n++) {
-                int c = column + 8 * n, i = 4 * n + 2 * half;
-                float2 y;
-                y.x = ((float)(((int64)high[i] << 8) + middle[i]) * row_factor) * column_factor[2 * n];
-                y.y = ((float)(((int64)high[i + 1] << 8) + middle[i + 1]) * row_factor) * column_factor[2 * n + 1];
-                if (!even) {
-                    float pair[2] = {y.x, y.y};
-                    for (int j = 0; j < 2 && c + j < p.columns; j++) {
-                        if (p.bias) pair[j] = pair[j] + p.bias[c + j];
-                        out[c + j] = p.add ? out[c + j] + pair[j] : pair[j];
-                    }
-                } else if (c < p.columns) {
-                    float2 *target = (float2 *)(out + c);
-                    if (p.bias) {
-                        float2 bias = *(const float2 *)(p.bias + c);
-                        y.x = y.x + bias.x, y.y = y.y + bias.y;
-                    }
-                    if (p.add) {
-                        float2 old = *target;
-                        y.x = old.x + y.x, y.y = old.y + y.y;
-                    }
-                    *target = y;
-                }
+            bool whole = n0 + HOPPER_COLUMNS <= p.columns;
+            if (RESIDUAL || e.add) {
+                if (whole) write_half<RESIDUAL, true, true>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
+                else write_half<RESIDUAL, true, false>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
+            } else {
+                if (whole) write_half<RESIDUAL, false, true>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
+                else write_half<RESIDUAL, false, false>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
             }
-        } else {
+        } else if (present) {
+            const int *b_exponents = p.b_exponents + shard * p.columns;
 #pragma unroll
             for (int n = 0; n < 16; n++)
 #pragma unroll
@@ -165,18 +204,17 @@ __device__ __forceinline__ void write_tile(const HopperProduct &p, int row, int 
                     int c = column + 8 * n + j, i = 4 * n + 2 * half + j;
                     if (c >= p.columns) continue;
                     int64 v = ((int64)high[i] << 8) + middle[i];
-                    float y = scaled_float(v, 8 - s_row[half] - b_exponents[c]);
-                    if (p.bias) y = y + p.bias[c];
-                    out[c] = p.add ? out[c] + y : y;
+                    finish<RESIDUAL>(e, scaled_float(v, 8 - t.s_row[half] - b_exponents[c]), at + c, c, out + c);
                 }
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1)
-    k_product_hopper(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, HopperProduct p) {
+template <bool RESIDUAL>
+__device__ __forceinline__ void hopper_product(const TensorMap *a_map, const TensorMap *b_map, const HopperProduct &p) {
     extern __shared__ __align__(1024) int8 hopper_memory[];
     __shared__ uint64 barriers[2 * HOPPER_STAGES];
+    __shared__ ColumnSide sides[2];
     uint32 memory = (shared_address(hopper_memory) + 1023) & ~1023u;
     uint32 full = shared_address(barriers), empty = full + 8 * HOPPER_STAGES;
     int tiles = ((p.rows + HOPPER_ROWS - 1) / HOPPER_ROWS) * ((p.columns + HOPPER_COLUMNS - 1) / HOPPER_COLUMNS) * p.shards;
@@ -201,8 +239,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 barrier_wait(empty + 8 * stage, parity);
                 barrier_expect(full + 8 * stage, HOPPER_STAGE);
                 uint32 to = memory + stage * HOPPER_STAGE;
-                copy_tile(to, &a_map, step * HOPPER_STEP, m0, shard, full + 8 * stage);
-                copy_tile(to + 2 * HOPPER_PLANE, &b_map, step * HOPPER_STEP, n0, shard, full + 8 * stage);
+                copy_tile(to, a_map, step * HOPPER_STEP, m0, shard, full + 8 * stage);
+                copy_tile(to + 2 * HOPPER_PLANE, b_map, step * HOPPER_STEP, n0, shard, full + 8 * stage);
                 if (++stage == HOPPER_STAGES) stage = 0, parity ^= 1;
             }
         }
@@ -216,6 +254,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             int m0, n0, shard, before = 0;
             tile_place(p, tile, m0, n0, shard);
+            int row = m0 + (group - 1) * 64 + warp * 16 + (lane >> 2);
+            TileNumbers numbers = tile_numbers(p, row, n0 + threadIdx.x % 128, shard);
             for (int step = 0; step < steps; step++) {
                 barrier_wait(full + 8 * stage, parity);
                 uint32 at = memory + stage * HOPPER_STAGE;
@@ -239,7 +279,16 @@ extern "C" __global__ void __launch_bounds__(384, 1)
             }
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             if (lane == 0) barrier_arrive(empty + 8 * before);
-            write_tile(p, m0 + (group - 1) * 64 + warp * 16 + (lane >> 2), n0 + 2 * (lane & 3), shard, high, middle);
+            write_tile<RESIDUAL>(p, sides[group - 1], numbers, group, row, n0, shard, high, middle);
         }
     }
 }
+
+#define HOPPER_PRODUCT(NAME, RESIDUAL)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(384, 1)                                                               \
+        NAME(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, HopperProduct p) {      \
+        hopper_product<RESIDUAL>(&a_map, &b_map, p);                                                                   \
+    }
+
+HOPPER_PRODUCT(k_product_hopper, false)
+HOPPER_PRODUCT(k_product_hopper_residual, true)

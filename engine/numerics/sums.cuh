@@ -8,6 +8,24 @@ template <typename T> __device__ __forceinline__ T lanes_total(T x) {
     return __shfl_sync(ALL_LANES, x, 0);
 }
 
+#define MOST_SHARDS 16 // that are taken together
+
+template <int COUNT, typename Leaf> __device__ __forceinline__ float tree(Leaf leaf, int first) {
+    if constexpr (COUNT == 1) return 0.0f + leaf(first); // gradients start from zeros
+    else return tree<COUNT / 2>(leaf, first) + tree<COUNT / 2>(leaf, first + COUNT / 2);
+}
+
+// The tree over `count` (a power of two up to MOST_SHARDS) shards' gradients; leaf(z) is that of shard z.
+template <typename Leaf> __device__ __forceinline__ float shard_tree(int count, Leaf leaf) {
+    switch (count) {
+    case 1: return tree<1>(leaf, 0);
+    case 2: return tree<2>(leaf, 0);
+    case 4: return tree<4>(leaf, 0);
+    case 8: return tree<8>(leaf, 0);
+    default: return tree<MOST_SHARDS>(leaf, 0);
+    }
+}
+
 // floor(log2 |x|) for finite x != 0, subnormals included.
 __device__ __forceinline__ int binary_exponent(float x) {
     return ((__double2hiint((double)x) >> 20) & 0x7ff) - 1023;

@@ -13,17 +13,17 @@
 #include "random.cuh"
 
 #define TILE 64 // queries, and keys, of a tile: part of the definition of the backward pass
-#define ROW_BYTES (DP + 16)     // of a row of a row plane in shared memory; odd multiples of 16 keep banks apart
-#define COLUMN_BYTES (TILE + 16)
-#define ROW_TILE (TILE * ROW_BYTES)
-#define COLUMN_TILE (DP * COLUMN_BYTES)
+#define ROW_TILE (TILE * DP) // bytes of one plane of a tile in shared memory
+#define COLUMN_TILE (COLUMNS ? DP * TILE : 0)
 #define THREADS 128
+// Of column planes in shared memory: where COLUMNS is 0, right operands of the second products come from global memory.
+// Tiles of the loop in shared memory: with two, the next is copied while one is worked on.
+#define NEXT_STAGE(stage) (STAGES == 2 ? (stage) ^ 1 : 0)
 // Blocks that should fit on a processor: narrow heads need fewer registers.
-#define FORWARD_BLOCKS (DP <= 32 ? 4 : 3)
+#define FORWARD_BLOCKS (DP <= 32 ? 5 : 4)
 #define QUERY_BLOCKS (DP <= 32 ? 4 : 3)
-#define KEY_BLOCKS (DP <= 32 ? 3 : 1)
+#define KEY_BLOCKS (DP <= 64 ? 2 : 1)
 #define WEIGHT_EXPONENT 14
-#define SHARED_COLUMNS (DP <= 64) // else right operands of the second products come straight from global memory
 
 // The token, within 32, that stands at depth `slot` of a column plane.
 __device__ __forceinline__ int slot_token(int slot) {
@@ -45,45 +45,87 @@ struct Quantised {
     int source_width, source_at;
     int8 *rows, *columns; // planes, or null
     int *exponents;       // [B*H, TP]
-    int *least;           // [B*H, TP/TILE], least exponent of a tile of tokens
-    float *fold;          // [B*H, TP], 2**(least - exponent)
-    int64 largest_usual;  // exponent; the least is LEAST_USUAL
+    int *least;           // [B*H, TP/TILE], least exponent of a tile of tokens, or null
+    float *side;          // numbers that kernels want beside a tile: [B*H, TP/TILE, side_rows, TILE]
+    int side_rows, factor_row, fold_row; // which rows get usual_factor and 2**(least - exponent); -1 for none
+    int largest_usual;    // exponent; the least is LEAST_USUAL
 };
+
+// What the backward pass wants to know of queries beside their exponents; null where there is no backward pass.
+struct QueryNumbers {
+    const float *out, *maxima, *normalisers; // [B, T, H*D], [B, H, T], [B, H, T]
+};
+
+// Rows of what stands beside a tile of keys (of queries, in the pass over queries).
+#define KEY_FACTOR 0
+#define VALUE_FACTOR 1
+#define KEY_FOLD 2
+#define QUERY_FACTOR 0
+#define DOUT_FACTOR 1
+#define QUERY_FOLD 2
+#define DOUT_FOLD 3
+#define MAXIMUM 4
+#define INVERSE 5 // of the normaliser; 0 for absent queries, so that all that follows from them is 0
+#define DELTA 6
+#define FORWARD_ROWS 2
+#define KEY_ROWS 3
+#define QUERY_ROWS 7
 
 #define LEAST_USUAL -40
 
 __device__ __forceinline__ float usual_factor(int s) { return s == ZERO_ROW ? 0.0f : power_of_two32(4 - s); }
 
+#define QUANTISE_WARPS 8
+#define TOKENS_EACH (DP <= 64 ? 8 : DP <= 128 ? 4 : 2) // that a warp takes at a time
 
-// A block of 256 takes TILE tokens of one head; gridDim.z tensors.
-extern "C" __global__ void k_attn_quantise(Quantised q0, Quantised q1, Quantised q2, Quantised q3, int heads, int width,
-                                           int tokens, int padded, int *unusual, int *flag) {
+// A block of 256 takes TILE tokens of one head; gridDim.z tensors. The last may be dout, with `numbers`: then also
+// delta = ordered sum over the head of dout*out, and the other numbers of queries.
+extern "C" __global__ void k_attn_quantise(Quantised q0, Quantised q1, Quantised q2, Quantised q3, QueryNumbers numbers,
+                                           int heads, int width, int tokens, int padded, int *unusual, int *flag) {
     __shared__ __align__(16) int8 tile[2][TILE][DP + 4]; // the 4 keep tokens on different banks
     __shared__ int exponents[TILE];
     Quantised q = blockIdx.z == 0 ? q0 : blockIdx.z == 1 ? q1 : blockIdx.z == 2 ? q2 : q3;
     int t0 = blockIdx.x * TILE, head = blockIdx.y, b = head / heads, h = head % heads;
     int lane = lane_of_thread();
-    for (int i = threadIdx.x / WARP; i < TILE; i += blockDim.x / WARP) {
-        int t = t0 + i, top = 0;
-        float v[DP / 32];
-        const float *x = q.source + ((int64)b * tokens + t) * q.source_width + q.source_at + h * width;
+    float *side = q.side + ((int64)head * (padded / TILE) + blockIdx.x) * q.side_rows * TILE;
+    bool queries = numbers.out && blockIdx.z == 3;
+    for (int start = threadIdx.x / WARP; start < TILE; start += QUANTISE_WARPS * TOKENS_EACH) {
+        // All loads are under way before the first is waited for.
+        float v[TOKENS_EACH][DP / 32], out[TOKENS_EACH][DP / 32];
 #pragma unroll
-        for (int k = 0; k < DP / 32; k++) {
-            int d = lane + 32 * k;
-            v[k] = t < tokens && d < width ? x[d] : 0.0f;
-            top = max(top, magnitude_bits(v[k]));
-        }
-        int s = token_exponent(warp_max(top), flag);
-        Factor f = token_factor(s);
+        for (int e = 0; e < TOKENS_EACH; e++)
 #pragma unroll
-        for (int k = 0; k < DP / 32; k++) {
-            int n = s == ZERO_ROW ? 0 : scaled_integer(v[k], f);
-            tile[0][i][lane + 32 * k] = (int8)high_part(n);
-            tile[1][i][lane + 32 * k] = (int8)low_part(n);
-        }
-        if (lane == 0) {
-            exponents[i] = s;
-            if (s != ZERO_ROW && (s < LEAST_USUAL || s > q.largest_usual)) *unusual = 1;
+            for (int k = 0; k < DP / 32; k++) {
+                int t = t0 + start + QUANTISE_WARPS * e, d = lane + 32 * k;
+                bool present = t < tokens && d < width;
+                int64 token = (int64)b * tokens + t;
+                v[e][k] = present ? q.source[token * q.source_width + q.source_at + h * width + d] : 0.0f;
+                if (queries) out[e][k] = present ? numbers.out[(token * heads + h) * width + d] : 0.0f;
+            }
+#pragma unroll
+        for (int e = 0; e < TOKENS_EACH; e++) {
+            int i = start + QUANTISE_WARPS * e, top = 0;
+#pragma unroll
+            for (int k = 0; k < DP / 32; k++) top = max(top, magnitude_bits(v[e][k]));
+            int s = token_exponent(warp_max(top), flag);
+            Factor f = token_factor(s);
+            if (queries) { // what is absent adds 0 * 0
+                float sum = 0.0f;
+#pragma unroll
+                for (int k = 0; k < DP / 32; k++) sum = sum + v[e][k] * out[e][k];
+                sum = lanes_total(sum);
+                if (lane == 0) side[DELTA * TILE + i] = sum;
+            }
+#pragma unroll
+            for (int k = 0; k < DP / 32; k++) {
+                int n = s == ZERO_ROW ? 0 : scaled_integer(v[e][k], f);
+                tile[0][i][lane + 32 * k] = (int8)high_part(n);
+                tile[1][i][lane + 32 * k] = (int8)low_part(n);
+            }
+            if (lane == 0) {
+                exponents[i] = s;
+                if (s != ZERO_ROW && (s < LEAST_USUAL || s > q.largest_usual)) *unusual = 1;
+            }
         }
     }
     __syncthreads();
@@ -93,143 +135,157 @@ extern "C" __global__ void k_attn_quantise(Quantised q0, Quantised q1, Quantised
             int p = i / (TILE * DP / 4), at = i % (TILE * DP / 4), t = at / (DP / 4), word = at % (DP / 4);
             ((uint32 *)(q.rows + p * plane + ((int64)head * padded + t0) * DP))[at] = ((const uint32 *)tile[p][t])[word];
         }
-    if (q.columns)
-        for (int i = threadIdx.x; i < 2 * DP * (TILE / 4); i += blockDim.x) {
-            int p = i / (DP * (TILE / 4)), d = i / (TILE / 4) % DP, word = i % (TILE / 4);
-            int n[4];
+    if (q.columns) // four tokens of four columns at a time
+        for (int i = threadIdx.x; i < 2 * (DP / 4) * (TILE / 4); i += blockDim.x) {
+            int p = i / ((DP / 4) * (TILE / 4)), four = i / (TILE / 4) % (DP / 4), word = i % (TILE / 4);
+            uint32 x[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 int slot = 4 * word + j;
-                n[j] = tile[p][(slot & 32) + slot_token(slot & 31)][d];
+                x[j] = ((const uint32 *)tile[p][(slot & 32) + slot_token(slot & 31)])[four];
             }
-            *(uint32 *)(q.columns + p * plane + ((int64)head * DP + d) * padded + t0 + 4 * word) =
-                pack4(n[0], n[1], n[2], n[3]);
+            uint32 low01 = __byte_perm(x[0], x[1], 0x5140), high01 = __byte_perm(x[0], x[1], 0x7362);
+            uint32 low23 = __byte_perm(x[2], x[3], 0x5140), high23 = __byte_perm(x[2], x[3], 0x7362);
+            uint32 y[4] = {__byte_perm(low01, low23, 0x5410), __byte_perm(low01, low23, 0x7632),
+                           __byte_perm(high01, high23, 0x5410), __byte_perm(high01, high23, 0x7632)};
+            int8 *to = q.columns + p * plane + ((int64)head * DP + 4 * four) * padded + t0 + 4 * word;
+#pragma unroll
+            for (int j = 0; j < 4; j++) *(uint32 *)(to + (int64)j * padded) = y[j];
         }
     if (threadIdx.x < TILE) {
-        int64 at = (int64)head * padded + t0 + threadIdx.x;
-        int s = exponents[threadIdx.x];
-        q.exponents[at] = s;
-        if (q.fold) {
+        int i = threadIdx.x, s = exponents[i];
+        q.exponents[(int64)head * padded + t0 + i] = s;
+        if (q.factor_row >= 0) side[q.factor_row * TILE + i] = usual_factor(s);
+        if (q.fold_row >= 0) {
             int least = least_exponent(exponents);
-            if (threadIdx.x == 0) q.least[head * (padded / TILE) + blockIdx.x] = least;
-            q.fold[at] = s == ZERO_ROW || least - s < -126 ? 0.0f : power_of_two32(least - s);
+            if (i == 0) q.least[head * (padded / TILE) + blockIdx.x] = least;
+            side[q.fold_row * TILE + i] = s == ZERO_ROW || least - s < -126 ? 0.0f : power_of_two32(least - s);
+        }
+        if (queries) {
+            bool present = t0 + i < tokens;
+            int64 at = (int64)head * tokens + t0 + i;
+            side[MAXIMUM * TILE + i] = present ? numbers.maxima[at] : 0.0f;
+            side[INVERSE * TILE + i] = present ? 1.0f / numbers.normalisers[at] : 0.0f;
         }
     }
-}
-
-// running[t] = least exponent of tokens 0..t; a warp takes a head.
-extern "C" __global__ void k_attn_running_least(const int *exponents, int heads, int padded, int *running) {
-    int head = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = lane_of_thread();
-    if (head >= heads) return;
-    int least = ZERO_ROW;
-    for (int t = lane; t < padded; t += WARP) {
-        int s = exponents[(int64)head * padded + t];
-        for (int apart = 1; apart < WARP; apart <<= 1) {
-            int other = __shfl_up_sync(ALL_LANES, s, apart);
-            if (lane >= apart) s = min(s, other);
-        }
-        s = min(s, least);
-        running[(int64)head * padded + t] = s;
-        least = __shfl_sync(ALL_LANES, s, WARP - 1);
-    }
-}
-
-// delta[b, h, t] = ordered sum over a head of dout*out; a warp takes a token of a head. out, dout [B, T, H*D].
-extern "C" __global__ void k_attn_delta(const float *out, const float *dout, int64 count, int heads, int width,
-                                        int tokens, int padded, float *delta) {
-    int64 item = (int64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    int lane = lane_of_thread();
-    if (item >= count) return; // item = (b*T + t)*H + h
-    float sum = 0.0f;
-    for (int d = lane; d < width; d += WARP) sum = sum + dout[item * width + d] * out[item * width + d];
-    sum = lanes_total(sum);
-    int h = (int)(item % heads), t = (int)(item / heads % tokens);
-    int64 b = item / heads / tokens;
-    if (lane == 0) delta[(b * heads + h) * padded + t] = sum;
 }
 
 // --- tiles ----------------------------------------------------------------------------------------------------------
 
+// Where chunk `chunk` of 16 bytes of row `row` lies in a tile of `CHUNKS` of them a row: the place is turned so that
+// eight rows of one chunk fall on different banks.
+template <int CHUNKS> __device__ __forceinline__ uint32 place(int row, int chunk) {
+    int turn = CHUNKS % 8 == 0 ? row & 7 : CHUNKS % 4 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
+    return (uint32)((row * CHUNKS + (chunk ^ turn)) * 16);
+}
+
+__device__ __forceinline__ uint32 row_place(int row, int chunk) { return place<DP / 16>(row, chunk); }
+__device__ __forceinline__ uint32 column_place(int d, int chunk) { return place<TILE / 16>(d, chunk); }
+
 // Both planes of TILE rows of a row plane into shared memory.
-__device__ __forceinline__ void load_rows(uint32 to, const int8 *planes, int64 plane, int64 first) {
+template <int COUNT = THREADS> __device__ __forceinline__ void load_rows(uint32 to, const int8 *planes, int64 plane, int64 first) {
+    const int8 *from = planes + first * DP;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < 2 * TILE * (DP / 16); i += THREADS) {
-        int p = i / (TILE * (DP / 16)), row = i / (DP / 16) % TILE, chunk = i % (DP / 16);
-        copy16(to + p * ROW_TILE + row * ROW_BYTES + chunk * 16, planes + p * plane + (first + row) * DP + chunk * 16, true);
+    for (int i = threadIdx.x; i < TILE * (DP / 16); i += COUNT) {
+        uint32 at = to + row_place(i / (DP / 16), i % (DP / 16));
+        copy16(at, from + 16 * i, true);
+        copy16(at + ROW_TILE, from + plane + 16 * i, true);
     }
 }
 
 // Both planes of TILE tokens of a column plane into shared memory; `from` is the place of the tile's first token.
-__device__ __forceinline__ void load_columns(uint32 to, const int8 *from, int64 plane, int padded) {
-#if SHARED_COLUMNS
+template <int COUNT = THREADS> __device__ __forceinline__ void load_columns(uint32 to, const int8 *from, int64 plane, int padded) {
+#if COLUMNS
 #pragma unroll 4
-    for (int i = threadIdx.x; i < 2 * DP * (TILE / 16); i += THREADS) {
-        int p = i / (DP * (TILE / 16)), d = i / (TILE / 16) % DP, chunk = i % (TILE / 16);
-        copy16(to + p * COLUMN_TILE + d * COLUMN_BYTES + chunk * 16, from + p * plane + (int64)d * padded + chunk * 16, true);
+    for (int i = threadIdx.x; i < DP * (TILE / 16); i += COUNT) {
+        int d = i / (TILE / 16), chunk = i % (TILE / 16);
+        uint32 at = to + column_place(d, chunk);
+        const int8 *source = from + (int64)d * padded + chunk * 16;
+        copy16(at, source, true);
+        copy16(at + COLUMN_TILE, source + plane, true);
     }
 #endif
 }
 
-// v[n][i] = P/256 of 16 rows (from `first` on) of tile a and the 64 rows of tile b, both row tiles. Four columns of tiles
-// at a time, so that few sums are in flight.
-__device__ __forceinline__ void scores(uint32 a, uint32 b, int first, int (&v)[8][4]) {
+// `rows` rows of TILE numbers that stand beside a tile.
+__device__ __forceinline__ void load_side(float *to, const float *side, int64 tile, int rows) {
+    int i = threadIdx.x; // at most THREADS chunks of four
+    if (i < rows * TILE / 4) copy16(shared_address(to + 4 * i), side + tile * rows * TILE + 4 * i, true);
+}
+
+// v[n][i] = P/256 of 16 rows (from `first` on) of tile a and rows 8*from..8*from+31 of tile b, both row tiles.
+__device__ __forceinline__ void scores(uint32 a, uint32 b, int first, int from, int (&v)[4][4]) {
     int lane = lane_of_thread();
+    int high[4][4], middle[4][4];
 #pragma unroll
-    for (int part = 0; part < 8; part += 4) {
-        int high[4][4], middle[4][4];
+    for (int n = 0; n < 4; n++)
 #pragma unroll
-        for (int n = 0; n < 4; n++)
+        for (int i = 0; i < 4; i++) high[n][i] = middle[n][i] = 0;
 #pragma unroll
-            for (int i = 0; i < 4; i++) high[n][i] = middle[n][i] = 0;
+    for (int k = 0; k < DP / 32; k++) {
+        uint32 a_high[4], a_low[4];
+        uint32 at_a = a + row_place(first + (lane & 15), 2 * k + (lane >> 4));
+        load_matrices(a_high, at_a);
+        load_matrices(a_low, at_a + ROW_TILE);
 #pragma unroll
-        for (int k = 0; k < DP / 32; k++) {
-            uint32 a_high[4], a_low[4];
-            uint32 at_a = a + (first + (lane & 15)) * ROW_BYTES + 32 * k + ((lane >> 4) << 4);
-            load_matrices(a_high, at_a);
-            load_matrices(a_low, at_a + ROW_TILE);
+        for (int n = 0; n < 4; n += 2) {
+            uint32 at_b = b + row_place(8 * (from + n) + (lane & 7) + ((lane >> 4) << 3), 2 * k + ((lane >> 3) & 1));
+            uint32 h[4], l[4];
+            load_matrices(h, at_b);
+            load_matrices(l, at_b + ROW_TILE);
 #pragma unroll
-            for (int n = 0; n < 4; n += 2) {
-                uint32 row = 8 * (part + n) + (lane & 7) + ((lane >> 4) << 3);
-                uint32 at_b = b + row * ROW_BYTES + 32 * k + (((lane >> 3) & 1) << 4);
-                uint32 h[4], l[4];
-                load_matrices(h, at_b);
-                load_matrices(l, at_b + ROW_TILE);
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    uint32 b_high[2] = {h[2 * j], h[2 * j + 1]}, b_low[2] = {l[2 * j], l[2 * j + 1]};
-                    mma_pair(high[n + j], middle[n + j], a_high, a_low, b_high, b_low);
-                }
+            for (int j = 0; j < 2; j++) {
+                uint32 b_high[2] = {h[2 * j], h[2 * j + 1]}, b_low[2] = {l[2 * j], l[2 * j + 1]};
+                mma_pair(high[n + j], middle[n + j], a_high, a_low, b_high, b_low);
             }
         }
+    }
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[n][i] = (high[n][i] << 8) + middle[n][i];
+}
+
+// The number beside column 8n + 2t + i of a score tile, t = lane % 4; side: one row of TILE numbers.
+__device__ __forceinline__ float2 beside(const float *side, int n) {
+    return *(const float2 *)(side + 8 * n + 2 * (threadIdx.x & 3));
+}
+
+__device__ __forceinline__ float part(const float2 &pair, int i) { return i & 1 ? pair.y : pair.x; }
+
+// x[from + n][i] = fp32(v * 2**(8 - s - column's exponent)) * scale for four n; s and factor (times scale) of rows g and
+// g + 8. exponents (in global memory) and factors of the 64 columns.
+template <int COUNT>
+__device__ __forceinline__ void scaled_scores(const int (&v)[4][4], const int (&s)[2], const float (&factor)[2],
+                                              const int *exponents, const float *factors, float scale, bool usual, int from,
+                                              float (&x)[COUNT][4]) {
+    int base = COUNT == 4 ? 0 : from;
+    if (usual) {
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float2 column = beside(factors, from + n);
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[base + n][i] = ((float)v[n][i] * factor[i >> 1]) * part(column, i);
+        }
+    } else {
 #pragma unroll
         for (int n = 0; n < 4; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) v[part + n][i] = (high[n][i] << 8) + middle[n][i];
+            for (int i = 0; i < 4; i++)
+                x[base + n][i] =
+                    scaled_float_rare(v[n][i], 8 - s[i >> 1] - exponents[8 * (from + n) + 2 * (threadIdx.x & 3) + (i & 1)]) * scale;
     }
 }
 
-// What the 64 columns of a score tile bring along.
-struct Column {
-    int exponent;
-    float factor;
-};
-
-// x[n][i] = fp32(v * 2**(8 - s - column's exponent)) * scale; s and factor (times scale) of rows g and g + 8.
-__device__ __forceinline__ void scaled_scores(const int (&v)[8][4], const int (&s)[2], const float (&factor)[2],
-                                              const Column *columns, float scale, bool usual, float (&x)[8][4]) {
-    int lane = lane_of_thread();
-    if (usual) {
+// All 64 columns.
+__device__ __forceinline__ void scaled_scores(uint32 a, uint32 b, int first, const int (&s)[2], const float (&factor)[2],
+                                              const int *exponents, const float *factors, float scale, bool usual,
+                                              float (&x)[8][4]) {
 #pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                x[n][i] = ((float)v[n][i] * factor[i >> 1]) * columns[8 * n + 2 * (lane & 3) + (i & 1)].factor;
-    } else {
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                x[n][i] = scaled_float_rare(v[n][i], 8 - s[i >> 1] - columns[8 * n + 2 * (lane & 3) + (i & 1)].exponent) * scale;
+    for (int from = 0; from < 8; from += 4) {
+        int v[4][4];
+        scores(a, b, first, from, v);
+        scaled_scores(v, s, factor, exponents, factors, scale, usual, from, x);
     }
 }
 
@@ -238,23 +294,22 @@ struct Left {
     uint32 high[2][4], low[2][4];
 };
 
-__device__ __forceinline__ void set_left(Left &left, const int (&q)[8][4]) {
+// Parts of one block of 32 depths, from columns 8n.. of it.
+__device__ __forceinline__ void set_left_block(uint32 (&high)[4], uint32 (&low)[4], const int (&q)[4][4]) {
 #pragma unroll
-    for (int k = 0; k < 2; k++)
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const int *x = q[4 * k + 2 * (r >> 1)], *y = q[4 * k + 2 * (r >> 1) + 1];
-            int i = 2 * (r & 1);
-            split4(x[i], x[i + 1], y[i], y[i + 1], left.high[k][r], left.low[k][r]);
-        }
+    for (int r = 0; r < 4; r++) {
+        const int *x = q[2 * (r >> 1)], *y = q[2 * (r >> 1) + 1];
+        int i = 2 * (r & 1);
+        split4(x[i], x[i + 1], y[i], y[i + 1], high[r], low[r]);
+    }
 }
 
 // Right operand for columns 8n.. and 8(n+1).. of the head and block k of 32 depths, from a column tile.
 __device__ __forceinline__ void right_operand(uint32 tile, const int8 *from, int64 plane, int padded, int n, int k,
                                               uint32 (&h)[4], uint32 (&l)[4]) {
     int lane = lane_of_thread();
-#if SHARED_COLUMNS
-    uint32 at = tile + (8 * n + (lane & 7) + ((lane >> 4) << 3)) * COLUMN_BYTES + 32 * k + (((lane >> 3) & 1) << 4);
+#if COLUMNS
+    uint32 at = tile + column_place(8 * n + (lane & 7) + ((lane >> 4) << 3), 2 * k + ((lane >> 3) & 1));
     load_matrices(h, at);
     load_matrices(l, at + COLUMN_TILE);
 #else
@@ -271,7 +326,7 @@ __device__ __forceinline__ void right_operand(uint32 tile, const int8 *from, int
 __device__ __forceinline__ void add_product(const Left &left, uint32 tile, const int8 *from, int64 plane, int padded,
                                             const int (&s)[2], int least, float (&sum)[DP / 8][4]) {
     int e[2] = {8 - s[0] - least, 8 - s[1] - least};
-    bool plain = is_plain(e[0]) && is_plain(e[1]);
+    bool plain = __all_sync(ALL_LANES, is_plain(e[0]) && is_plain(e[1]));
     float factor[2] = {power_of_two32(e[0]), power_of_two32(e[1])};
 #pragma unroll
     for (int n = 0; n < DP / 8; n += 2) {
@@ -286,22 +341,27 @@ __device__ __forceinline__ void add_product(const Left &left, uint32 tile, const
                 mma_pair(high[j], middle[j], left.high[k], left.low[k], b_high, b_low);
             }
         }
+        if (plain) {
 #pragma unroll
-        for (int j = 0; j < 2; j++)
+            for (int j = 0; j < 2; j++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int v = (high[j][i] << 8) + middle[j][i];
-                float y = (float)v * factor[i >> 1];
-                if (!plain) y = scaled_float_rare(v, e[i >> 1]);
-                sum[n + j][i] = sum[n + j][i] + y;
-            }
+                for (int i = 0; i < 4; i++)
+                    sum[n + j][i] = sum[n + j][i] + (float)((high[j][i] << 8) + middle[j][i]) * factor[i >> 1];
+        } else {
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    sum[n + j][i] = sum[n + j][i] + scaled_float_rare((high[j][i] << 8) + middle[j][i], e[i >> 1]);
+        }
     }
 }
 
 // keep[i*TILE + j] = 1 where dropout keeps query i0 + i and key j0 + j; `head_base` is the address of (query 0, key 0).
+template <int COUNT = THREADS>
 __device__ __forceinline__ void fill_keep(uint8 *keep, int64 head_base, int context, int i0, int j0, const Mask &mask,
                                           const StepValues *values) {
-    for (int at = threadIdx.x; at < TILE * (TILE / 4 + 1); at += THREADS) {
+    for (int at = threadIdx.x; at < TILE * (TILE / 4 + 1); at += COUNT) {
         int i = at / (TILE / 4 + 1), group = at % (TILE / 4 + 1);
         int64 base = head_base + (int64)(i0 + i) * context + j0;
         int64 number = base / 4 + group;
@@ -334,17 +394,19 @@ struct Sizes {
 };
 
 struct Forward {
-    const int8 *q, *k, *v;                   // row planes, row planes, column planes
-    const int *sq, *sk, *sv, *running;       // [B*H, TP]
-    float *out, *maxima, *normalisers;       // [B, T, H*D], [B, H, T], [B, H, T]
+    const int8 *q, *k, *v;             // row planes, row planes, column planes
+    const int *sq, *sk, *sv;           // [B*H, TP]
+    const float *side;                 // [B*H, TP/TILE, FORWARD_ROWS, TILE], of keys
+    float *out, *maxima, *normalisers; // [B, T, H*D], [B, H, T], [B, H, T]
 };
 
 // The keys after a row's query, in the tile on the diagonal.
-__device__ __forceinline__ void hide_later(float (&x)[8][4], const int (&row)[2], int lane, float hidden) {
+template <int COUNT>
+__device__ __forceinline__ void hide_later(float (&x)[COUNT][4], const int (&row)[2], int lane, int from, float hidden) {
 #pragma unroll
-    for (int n = 0; n < 8; n++)
+    for (int n = 0; n < COUNT; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) x[n][i] = 8 * n + 2 * (lane & 3) + (i & 1) <= row[i >> 1] ? x[n][i] : hidden;
+        for (int i = 0; i < 4; i++) x[n][i] = 8 * (from + n) + 2 * (lane & 3) + (i & 1) <= row[i >> 1] ? x[n][i] : hidden;
 }
 
 // The same where rows are keys and columns are queries.
@@ -361,43 +423,79 @@ __device__ __noinline__ int weight_rare(float p, int e) {
 }
 
 #define FORWARD_COLUMNS (DP < 64 ? DP : 64) // of the head at a time: the accumulators of more do not fit in registers
+#define FORWARD_STAGE (2 * ROW_TILE + 2 * COLUMN_TILE)
+
+// The least exponent of the values of each of a thread's two queries' own and earlier tokens; 0 where all are zeros.
+__device__ __forceinline__ void running_least(const int *exponents, int i0, const int (&row)[2], int (&least)[2]) {
+    int lane = lane_of_thread(), before = ZERO_ROW;
+    for (int j = lane; j < i0; j += WARP) before = min(before, exponents[j]);
+    before = warp_min(before);
+    int low = exponents[i0 + lane], high = exponents[i0 + WARP + lane];
+#pragma unroll
+    for (int apart = 1; apart < WARP; apart <<= 1) {
+        int other_low = __shfl_up_sync(ALL_LANES, low, apart), other_high = __shfl_up_sync(ALL_LANES, high, apart);
+        if (lane >= apart) low = min(low, other_low), high = min(high, other_high);
+    }
+    low = min(low, before);
+    high = min(high, __shfl_sync(ALL_LANES, low, WARP - 1));
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int from_low = __shfl_sync(ALL_LANES, low, row[r] & (WARP - 1)), from_high = __shfl_sync(ALL_LANES, high, row[r] & (WARP - 1));
+        int s = row[r] < WARP ? from_low : from_high;
+        least[r] = s == ZERO_ROW ? 0 : s;
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd(Forward f, Sizes z, Mask mask, const StepValues *values,
                                                                     const int *unusual, int *flag) {
     extern __shared__ __align__(128) int8 memory[];
-    __shared__ Column k_columns[TILE], v_columns[TILE];
-    __shared__ uint8 keep[TILE * TILE];
-    uint32 q_tile = shared_address(memory), k_tile = q_tile + 2 * ROW_TILE, v_tile = k_tile + 2 * ROW_TILE;
+    __shared__ __align__(16) float sides[STAGES][FORWARD_ROWS * TILE];
+    __shared__ uint8 keep[STAGES][TILE * TILE];
+    uint32 q_tile = shared_address(memory), stages = q_tile + 2 * ROW_TILE;
     int i0 = (gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y, b = head / z.heads, h = head % z.heads;
     int lane = lane_of_thread(), first = threadIdx.x / WARP * 16;
     int64 plane = (int64)z.batch * z.heads * z.padded * DP, at = (int64)head * z.padded;
     int64 head_base = ((z.first_row + b) * z.heads + h) * (int64)z.context * z.context;
+    const int8 *v_from = f.v + (int64)head * DP * z.padded;
     bool usual = !*unusual;
     int row[2] = {first + (lane >> 2), first + (lane >> 2) + 8}; // within the tile
     int sq[2] = {f.sq[at + i0 + row[0]], f.sq[at + i0 + row[1]]};
     float factor[2] = {usual_factor(sq[0]) * z.scale, usual_factor(sq[1]) * z.scale};
-    int least[2], v[8][4];
-    float x[8][4], m[2] = {-infinity(), -infinity()};
+    int least[2];
+    float m[2] = {-infinity(), -infinity()};
+    auto load = [&](int j0, int stage, bool with_values) {
+        uint32 to = stages + stage * FORWARD_STAGE;
+        load_rows(to, f.k, plane, at + j0);
+        load_side(sides[stage], f.side, (at + j0) / TILE, FORWARD_ROWS);
+        if (with_values) {
+            load_columns(to + 2 * ROW_TILE, v_from + j0, plane, z.padded);
+            if (mask.threshold) fill_keep(keep[stage], head_base, z.context, i0, j0, mask, values);
+        }
+        end_copy_group();
+    };
     load_rows(q_tile, f.q, plane, at + i0);
+    load(0, 0, false);
+    running_least(f.sv + at, i0, row, least);
 
     // First pass over keys: the exact maximum of each row.
-    for (int j0 = 0; j0 <= i0; j0 += TILE) {
-        load_rows(k_tile, f.k, plane, at + j0);
-        end_copy_group();
-        if (threadIdx.x < TILE) {
-            int s = f.sk[at + j0 + threadIdx.x];
-            k_columns[threadIdx.x] = {s, usual_factor(s)};
-        }
+    for (int j0 = 0, stage = 0; j0 <= i0; j0 += TILE, stage = NEXT_STAGE(stage)) {
+        if (STAGES == 1 && j0 > 0) load(j0, 0, false);
         wait_copy_groups<0>();
         __syncthreads();
-        scores(q_tile, k_tile, first, v);
-        scaled_scores(v, sq, factor, k_columns, z.scale, usual, x);
-        if (j0 == i0) hide_later(x, row, lane, -infinity());
+        if (STAGES == 2 && j0 < i0) load(j0 + TILE, NEXT_STAGE(stage), false);
 #pragma unroll
-        for (int n = 0; n < 8; n++)
+        for (int from = 0; from < 8; from += 4) {
+            int v[4][4];
+            float x[4][4];
+            scores(q_tile, stages + stage * FORWARD_STAGE, first, from, v);
+            scaled_scores(v, sq, factor, f.sk + at + j0, sides[stage] + KEY_FACTOR * TILE, z.scale, usual, from, x);
+            if (j0 == i0) hide_later(x, row, lane, from, -infinity());
 #pragma unroll
-            for (int i = 0; i < 4; i++) m[i >> 1] = x[n][i] > m[i >> 1] ? x[n][i] : m[i >> 1];
-        __syncthreads();
+            for (int n = 0; n < 4; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) m[i >> 1] = x[n][i] > m[i >> 1] ? x[n][i] : m[i >> 1];
+        }
+        if (STAGES == 1) __syncthreads();
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -409,8 +507,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd
             *flag = 1;
             m[r] = 0.0f;
         }
-        least[r] = f.running[at + i0 + row[r]];
-        least[r] = least[r] == ZERO_ROW ? 0 : least[r];
     }
 
     // Second pass: weights, their sum, and their product with the values.
@@ -424,68 +520,66 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd
         for (int n = 0; n < FORWARD_COLUMNS / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) high[n][i] = middle[n][i] = 0;
-        for (int j0 = 0; j0 <= i0; j0 += TILE) {
-            const int8 *v_from = f.v + (int64)head * DP * z.padded + j0;
-            load_rows(k_tile, f.k, plane, at + j0);
-            load_columns(v_tile, v_from, plane, z.padded);
-            end_copy_group();
-            if (threadIdx.x < TILE) {
-                int s = f.sk[at + j0 + threadIdx.x];
-                k_columns[threadIdx.x] = {s, usual_factor(s)};
-                s = f.sv[at + j0 + threadIdx.x];
-                v_columns[threadIdx.x] = {s, usual_factor(s)};
-            }
-            if (mask.threshold) fill_keep(keep, head_base, z.context, i0, j0, mask, values);
+        __syncthreads();
+        load(0, 0, true);
+        for (int j0 = 0, stage = 0; j0 <= i0; j0 += TILE, stage = NEXT_STAGE(stage)) {
+            if (STAGES == 1 && j0 > 0) load(j0, 0, true);
             wait_copy_groups<0>();
             __syncthreads();
-            scores(q_tile, k_tile, first, v);
-            scaled_scores(v, sq, factor, k_columns, z.scale, usual, x);
-            if (j0 == i0) hide_later(x, row, lane, -infinity());
+            if (STAGES == 2 && j0 < i0) load(j0 + TILE, NEXT_STAGE(stage), true);
+            uint32 k_tile = stages + stage * FORWARD_STAGE;
 #pragma unroll
-            for (int n = 0; n < 8; n++) {
-                uint32 sums[2] = {0, 0}; // of two numbers up to 2**30 each
+            for (int block = 0; block < 2; block++) { // of 32 keys: a depth of the product with the values
+                int v[4][4], from = 4 * block;
+                float x[4][4];
+                scores(q_tile, k_tile, first, from, v);
+                scaled_scores(v, sq, factor, f.sk + at + j0, sides[stage] + KEY_FACTOR * TILE, z.scale, usual, from, x);
+                if (j0 == i0) hide_later(x, row, lane, from, -infinity());
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    int r = i >> 1, j = 8 * n + 2 * (lane & 3) + (i & 1);
-                    float difference = x[n][i] - m[r];
-                    // Hidden scores are -infinity, of which exp is 0.
-                    float p = exp32_of_nonpositive(difference < 0.0f ? difference : 0.0f);
-                    sums[r] += (uint32)__float2int_rn(p * 1073741824.0f);
-                    v[n][i] = __float2int_rn((p * weight[r]) * v_columns[j].factor);
-                    x[n][i] = p;
+                for (int n = 0; n < 4; n++) {
+                    uint32 sums[2] = {0, 0}; // of two numbers up to 2**30 each
+                    float2 column = beside(sides[stage] + VALUE_FACTOR * TILE, from + n);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        int r = i >> 1;
+                        float difference = x[n][i] - m[r];
+                        // Hidden scores are -infinity, of which exp is 0.
+                        float p = exp32_of_nonpositive(difference < 0.0f ? difference : 0.0f);
+                        sums[r] += (uint32)__float2int_rn(p * 1073741824.0f);
+                        v[n][i] = __float2int_rn((p * weight[r]) * part(column, i));
+                        x[n][i] = p;
+                    }
+                    total[0] += sums[0], total[1] += sums[1];
                 }
-                total[0] += sums[0], total[1] += sums[1];
-            }
-            if (!usual)
+                if (!usual)
 #pragma unroll
-                for (int n = 0; n < 8; n++)
+                    for (int n = 0; n < 4; n++)
 #pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        v[n][i] = weight_rare(x[n][i], WEIGHT_EXPONENT + least[i >> 1] -
-                                                           v_columns[8 * n + 2 * (lane & 3) + (i & 1)].exponent);
-            if (mask.threshold)
+                        for (int i = 0; i < 4; i++)
+                            v[n][i] = weight_rare(x[n][i], WEIGHT_EXPONENT + least[i >> 1] -
+                                                               f.sv[at + j0 + 8 * (from + n) + 2 * (lane & 3) + (i & 1)]);
+                if (mask.threshold)
 #pragma unroll
-                for (int n = 0; n < 8; n++)
+                    for (int n = 0; n < 4; n++)
 #pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        v[n][i] = keep[row[i >> 1] * TILE + 8 * n + 2 * (lane & 3) + (i & 1)] ? v[n][i] : 0;
-            Left left;
-            set_left(left, v);
+                        for (int i = 0; i < 4; i++)
+                            v[n][i] = keep[stage][row[i >> 1] * TILE + 8 * (from + n) + 2 * (lane & 3) + (i & 1)] ? v[n][i] : 0;
+                uint32 left_high[4], left_low[4];
+                set_left_block(left_high, left_low, v);
 #pragma unroll
-            for (int n = 0; n < FORWARD_COLUMNS / 8; n += 2)
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
+                for (int n = 0; n < FORWARD_COLUMNS / 8; n += 2) {
                     uint32 hi[4], lo[4];
                     if (d0 + 8 * n < DP) {
-                        right_operand(v_tile, v_from, plane, z.padded, d0 / 8 + n, k, hi, lo);
+                        right_operand(k_tile + 2 * ROW_TILE, v_from + j0, plane, z.padded, d0 / 8 + n, block, hi, lo);
 #pragma unroll
                         for (int j = 0; j < 2; j++) {
                             uint32 b_high[2] = {hi[2 * j], hi[2 * j + 1]}, b_low[2] = {lo[2 * j], lo[2 * j + 1]};
-                            mma_pair(high[n + j], middle[n + j], left.high[k], left.low[k], b_high, b_low);
+                            mma_pair(high[n + j], middle[n + j], left_high, left_low, b_high, b_low);
                         }
                     }
                 }
-            __syncthreads();
+            }
+            if (STAGES == 1) __syncthreads();
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -516,13 +610,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd
 // --- backward -------------------------------------------------------------------------------------------------------
 
 struct Backward {
-    const int8 *q, *k, *v, *dout;                      // row planes
-    const int8 *q_columns, *k_columns, *dout_columns;  // column planes
-    const int *sq, *sk, *sv, *sdo;                     // [B*H, TP]
-    const int *least_q, *least_k, *least_do;           // [B*H, TP/TILE]
-    const float *fold_q, *fold_k, *fold_do;            // [B*H, TP]
-    const float *maxima, *normalisers, *delta;         // [B, H, T], [B, H, T], [B*H, TP]
-    float *dqkv;                                       // [B, T, 3*H*D]
+    const int8 *q, *k, *v, *dout;                     // row planes
+    const int8 *q_columns, *k_columns, *dout_columns; // column planes
+    const int *sq, *sk, *sv, *sdo;                    // [B*H, TP]
+    const int *least_q, *least_k, *least_do;          // [B*H, TP/TILE]
+    const float *query_side, *key_side;               // [B*H, TP/TILE, QUERY_ROWS or KEY_ROWS, TILE]
+    float *dqkv;                                      // [B, T, 3*H*D]
 };
 
 __device__ __forceinline__ void store_gradient(float *dqkv, const Sizes &z, int b, int h, int part, int token,
@@ -545,7 +638,7 @@ __device__ __forceinline__ void store_gradient(float *dqkv, const Sizes &z, int 
 
 // The integers of a warp's 16 x 64 values under one exponent per row, as left operand; s gets the exponents.
 __device__ __forceinline__ void quantise_left(const float (&x)[8][4], Left &left, int (&s)[2]) {
-    int q[8][4];
+    Factor f[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int top = 0;
@@ -553,17 +646,22 @@ __device__ __forceinline__ void quantise_left(const float (&x)[8][4], Left &left
         for (int n = 0; n < 8; n++) top = max(top, max(magnitude_bits(x[n][2 * r]), magnitude_bits(x[n][2 * r + 1])));
         top = group_max(top);
         s[r] = top >= INFINITY_BITS ? 0 : exponent_for(top);
-        Factor f = factor_of(s[r]);
-        float y[16];
-#pragma unroll
-        for (int n = 0; n < 16; n++) y[n] = x[n / 2][2 * r + n % 2] * f.first;
-        if (f.second != 1.0f)
-#pragma unroll
-            for (int n = 0; n < 16; n++) y[n] = y[n] * f.second;
-#pragma unroll
-        for (int n = 0; n < 16; n++) q[n / 2][2 * r + n % 2] = __float2int_rn(y[n]);
+        f[r] = factor_of(s[r]);
     }
-    set_left(left, q);
+    bool one_factor = __all_sync(ALL_LANES, f[0].second == 1.0f && f[1].second == 1.0f);
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        int q[4][4];
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float y = x[4 * k + n][i] * f[i >> 1].first;
+                if (!one_factor) y = y * f[i >> 1].second;
+                q[n][i] = __float2int_rn(y);
+            }
+        set_left_block(left.high[k], left.low[k], q);
+    }
 }
 
 // x times what dropout makes of it; rows are keys, columns are queries.
@@ -575,22 +673,13 @@ __device__ __forceinline__ void drop_keys(float (&x)[8][4], const uint8 *keep, c
             x[n][i] = x[n][i] * (keep[(8 * n + 2 * (lane & 3) + (i & 1)) * TILE + row[i >> 1]] ? factor : 0.0f);
 }
 
-// What a row of queries brings to the backward pass; absent queries have inverse 0, so all that follows from them is 0.
-struct Query {
-    float m, inverse, delta, fold_q, fold_do;
-};
+#define QUERIES_STAGE (4 * ROW_TILE + 2 * COLUMN_TILE)
+#define KEYS_STAGE (4 * ROW_TILE + 4 * COLUMN_TILE)
 
-__device__ __forceinline__ Query query_at(const Backward &f, const Sizes &z, int head, int t) {
-    int64 at = (int64)head * z.padded + t, stored = (int64)head * z.tokens + t;
-    Query q = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-    if (t < z.tokens) {
-        q.m = f.maxima[stored];
-        q.inverse = 1.0f / f.normalisers[stored];
-        q.delta = f.delta[at];
-        q.fold_q = f.fold_q[at];
-        q.fold_do = f.fold_do[at];
-    }
-    return q;
+// p = exp(x - maximum) * inverse for x at most the maximum, but for rounding.
+__device__ __forceinline__ float probability(float x, float maximum, float inverse) {
+    float difference = x - maximum;
+    return exp32_of_nonpositive(difference < 0.0f ? difference : 0.0f) * inverse;
 }
 
 // dq of TILE queries: over key tiles, ascending.
@@ -598,178 +687,195 @@ extern "C" __global__ void __launch_bounds__(THREADS, QUERY_BLOCKS) k_attn_bwd_q
                                                                             const StepValues *values, const int *unusual,
                                                                             int *flag) {
     extern __shared__ __align__(128) int8 memory[];
-    __shared__ Column k_columns[TILE], v_columns[TILE];
-    __shared__ float fold[TILE];
-    __shared__ uint8 keep[TILE * TILE];
-    uint32 q_tile = shared_address(memory), do_tile = q_tile + 2 * ROW_TILE, k_tile = do_tile + 2 * ROW_TILE;
-    uint32 v_tile = k_tile + 2 * ROW_TILE, column_tile = v_tile + 2 * ROW_TILE;
+    __shared__ __align__(16) float sides[STAGES][KEY_ROWS * TILE];
+    __shared__ uint8 keep[STAGES][TILE * TILE];
+    uint32 q_tile = shared_address(memory), do_tile = q_tile + 2 * ROW_TILE, stages = do_tile + 2 * ROW_TILE;
     int i0 = (gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y, b = head / z.heads, h = head % z.heads;
     int lane = lane_of_thread(), first = threadIdx.x / WARP * 16;
     int64 plane = (int64)z.batch * z.heads * z.padded * DP, at = (int64)head * z.padded;
     int64 head_base = ((z.first_row + b) * z.heads + h) * (int64)z.context * z.context;
+    const int8 *k_from = f.k_columns + (int64)head * DP * z.padded;
     bool usual = !*unusual;
     int row[2] = {first + (lane >> 2), first + (lane >> 2) + 8}; // within the tile
-    int sq[2] = {f.sq[at + i0 + row[0]], f.sq[at + i0 + row[1]]}, sdo[2] = {f.sdo[at + i0 + row[0]], f.sdo[at + i0 + row[1]]};
-    float q_factor[2] = {usual_factor(sq[0]) * z.scale, usual_factor(sq[1]) * z.scale};
-    float do_factor[2] = {usual_factor(sdo[0]), usual_factor(sdo[1])};
-    Query query[2] = {query_at(f, z, head, i0 + row[0]), query_at(f, z, head, i0 + row[1])};
+    int sq[2], sdo[2];
+    float q_factor[2], do_factor[2], maximum[2], inverse[2], delta[2];
+    const float *own = f.query_side + (at + i0) * QUERY_ROWS;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        sq[r] = f.sq[at + i0 + row[r]], sdo[r] = f.sdo[at + i0 + row[r]];
+        q_factor[r] = own[QUERY_FACTOR * TILE + row[r]] * z.scale, do_factor[r] = own[DOUT_FACTOR * TILE + row[r]];
+        maximum[r] = own[MAXIMUM * TILE + row[r]], inverse[r] = own[INVERSE * TILE + row[r]];
+        delta[r] = own[DELTA * TILE + row[r]];
+    }
     float sum[DP / 8][4];
 #pragma unroll
     for (int n = 0; n < DP / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) sum[n][i] = 0.0f;
+    auto load = [&](int j0, int stage) {
+        uint32 to = stages + stage * QUERIES_STAGE;
+        load_rows(to, f.k, plane, at + j0);
+        load_rows(to + 2 * ROW_TILE, f.v, plane, at + j0);
+        load_columns(to + 4 * ROW_TILE, k_from + j0, plane, z.padded);
+        load_side(sides[stage], f.key_side, (at + j0) / TILE, KEY_ROWS);
+        if (mask.threshold) fill_keep(keep[stage], head_base, z.context, i0, j0, mask, values);
+        end_copy_group();
+    };
     load_rows(q_tile, f.q, plane, at + i0);
     load_rows(do_tile, f.dout, plane, at + i0);
-    for (int j0 = 0; j0 <= i0; j0 += TILE) {
-        const int8 *from = f.k_columns + (int64)head * DP * z.padded + j0;
-        load_rows(k_tile, f.k, plane, at + j0);
-        load_rows(v_tile, f.v, plane, at + j0);
-        load_columns(column_tile, from, plane, z.padded);
-        end_copy_group();
-        if (threadIdx.x < TILE) {
-            int s = f.sk[at + j0 + threadIdx.x];
-            k_columns[threadIdx.x] = {s, usual_factor(s)};
-            s = f.sv[at + j0 + threadIdx.x];
-            v_columns[threadIdx.x] = {s, usual_factor(s)};
-            fold[threadIdx.x] = f.fold_k[at + j0 + threadIdx.x];
-        }
-        if (mask.threshold) fill_keep(keep, head_base, z.context, i0, j0, mask, values);
+    load(0, 0);
+    for (int j0 = 0, stage = 0; j0 <= i0; j0 += TILE, stage = NEXT_STAGE(stage)) {
+        if (STAGES == 1 && j0 > 0) load(j0, 0);
         wait_copy_groups<0>();
         __syncthreads();
-        int v[8][4], top[2] = {0, 0};
+        if (STAGES == 2 && j0 < i0) load(j0 + TILE, NEXT_STAGE(stage));
+        uint32 k_tile = stages + stage * QUERIES_STAGE;
+        const float *side = sides[stage];
+        int top[2] = {0, 0};
         float x[8][4], g[8][4];
-        scores(q_tile, k_tile, first, v);
-        scaled_scores(v, sq, q_factor, k_columns, z.scale, usual, x);
+        scaled_scores(q_tile, k_tile, first, sq, q_factor, f.sk + at + j0, side + KEY_FACTOR * TILE, z.scale, usual, x);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float difference = x[n][i] - query[i >> 1].m;
-                x[n][i] = exp32_of_nonpositive(difference < 0.0f ? difference : 0.0f) * query[i >> 1].inverse;
-            }
-        scores(do_tile, v_tile, first, v);
-        scaled_scores(v, sdo, do_factor, v_columns, 1.0f, usual, g);
+            for (int i = 0; i < 4; i++) x[n][i] = probability(x[n][i], maximum[i >> 1], inverse[i >> 1]);
+        scaled_scores(do_tile, k_tile + 2 * ROW_TILE, first, sdo, do_factor, f.sv + at + j0, side + VALUE_FACTOR * TILE, 1.0f, usual, g);
         if (mask.threshold)
 #pragma unroll
             for (int n = 0; n < 8; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     g[n][i] = g[n][i] *
-                              (keep[row[i >> 1] * TILE + 8 * n + 2 * (lane & 3) + (i & 1)] ? mask.factor : 0.0f);
+                              (keep[stage][row[i >> 1] * TILE + 8 * n + 2 * (lane & 3) + (i & 1)] ? mask.factor : 0.0f);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) x[n][i] = x[n][i] * (g[n][i] - query[i >> 1].delta) * z.scale;
-        if (j0 == i0) hide_later(x, row, lane, 0.0f);
+            for (int i = 0; i < 4; i++) x[n][i] = x[n][i] * (g[n][i] - delta[i >> 1]) * z.scale;
+        if (j0 == i0) hide_later(x, row, lane, 0, 0.0f);
 #pragma unroll
-        for (int n = 0; n < 8; n++)
+        for (int n = 0; n < 8; n++) {
+            float2 fold = beside(side + KEY_FOLD * TILE, n);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 top[i >> 1] = max(top[i >> 1], magnitude_bits(x[n][i]));
-                x[n][i] = x[n][i] * fold[8 * n + 2 * (lane & 3) + (i & 1)];
+                x[n][i] = x[n][i] * part(fold, i);
             }
+        }
         if (max(top[0], top[1]) >= INFINITY_BITS) *flag = 1;
         Left left;
         int s[2];
         quantise_left(x, left, s);
-        add_product(left, column_tile, from, plane, z.padded, s, f.least_k[head * (z.padded / TILE) + j0 / TILE], sum);
-        __syncthreads();
+        add_product(left, k_tile + 4 * ROW_TILE, k_from + j0, plane, z.padded, s,
+                    f.least_k[head * (z.padded / TILE) + j0 / TILE], sum);
+        if (STAGES == 1) __syncthreads();
     }
     store_gradient(f.dqkv, z, b, h, 0, i0 + first, sum);
 }
 
-// dk and dv of TILE keys: over query tiles, ascending. Rows of the warp's tiles are keys, columns are queries.
-extern "C" __global__ void __launch_bounds__(THREADS, KEY_BLOCKS) k_attn_bwd_keys(Backward f, Sizes z, Mask mask,
-                                                                      const StepValues *values, const int *unusual,
-                                                                      int *flag) {
+// dk and dv of TILE keys: over query tiles, ascending. Rows of the warps' tiles are keys, columns are queries.
+//
+// Two warps share 16 keys: one computes the weights, hands them over and adds to dv; the other computes the gradient of
+// the scores from them and adds to dk. Twice as many warps fit so, and one's products run beside the other's exponentials.
+#define KEY_THREADS (2 * THREADS)
+
+extern "C" __global__ void __launch_bounds__(KEY_THREADS, KEY_BLOCKS) k_attn_bwd_keys(Backward f, Sizes z, Mask mask,
+                                                                          const StepValues *values, const int *unusual,
+                                                                          int *flag) {
     extern __shared__ __align__(128) int8 memory[];
-    __shared__ Column q_scales[TILE], do_scales[TILE];
-    __shared__ Query queries[TILE];
-    __shared__ uint8 keep[TILE * TILE];
-    uint32 k_tile = shared_address(memory), v_tile = k_tile + 2 * ROW_TILE, q_tile = v_tile + 2 * ROW_TILE;
-    uint32 do_tile = q_tile + 2 * ROW_TILE, q_columns = do_tile + 2 * ROW_TILE, do_columns = q_columns + 2 * COLUMN_TILE;
+    __shared__ __align__(16) float sides[STAGES][QUERY_ROWS * TILE];
+    __shared__ uint8 keep[STAGES][TILE * TILE];
+    uint32 k_tile = shared_address(memory), v_tile = k_tile + 2 * ROW_TILE, stages = v_tile + 2 * ROW_TILE;
+    bool makes_weights = threadIdx.x < THREADS;
+    int pair = threadIdx.x / WARP % (THREADS / WARP);
+    // The weights of a pair's 16 x 64 scores, by lane.
+    float4 *weights = (float4 *)(memory + 4 * ROW_TILE + STAGES * KEYS_STAGE) + pair * 8 * WARP + lane_of_thread();
     int j0 = blockIdx.x * TILE, head = blockIdx.y, b = head / z.heads, h = head % z.heads;
-    int lane = lane_of_thread(), first = threadIdx.x / WARP * 16;
+    int lane = lane_of_thread(), first = pair * 16;
     int64 plane = (int64)z.batch * z.heads * z.padded * DP, at = (int64)head * z.padded;
     int64 head_base = ((z.first_row + b) * z.heads + h) * (int64)z.context * z.context;
+    const int8 *q_from = f.q_columns + (int64)head * DP * z.padded, *do_from = f.dout_columns + (int64)head * DP * z.padded;
     bool usual = !*unusual;
     int row[2] = {first + (lane >> 2), first + (lane >> 2) + 8}; // within the tile
-    int sk[2] = {f.sk[at + j0 + row[0]], f.sk[at + j0 + row[1]]}, sv[2] = {f.sv[at + j0 + row[0]], f.sv[at + j0 + row[1]]};
-    float k_factor[2] = {usual_factor(sk[0]) * z.scale, usual_factor(sk[1]) * z.scale};
-    float v_factor[2] = {usual_factor(sv[0]), usual_factor(sv[1])};
-    float dk[DP / 8][4], dv[DP / 8][4];
+    const int *exponents = (makes_weights ? f.sk : f.sv) + at + j0;
+    int own[2] = {exponents[row[0]], exponents[row[1]]};
+    float scale = makes_weights ? z.scale : 1.0f, factor[2] = {usual_factor(own[0]) * scale, usual_factor(own[1]) * scale};
+    float sum[DP / 8][4]; // dv or dk
 #pragma unroll
     for (int n = 0; n < DP / 8; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) dk[n][i] = dv[n][i] = 0.0f;
-    load_rows(k_tile, f.k, plane, at + j0);
-    load_rows(v_tile, f.v, plane, at + j0);
-    for (int i0 = j0; i0 < z.tokens; i0 += TILE) {
-        const int8 *q_from = f.q_columns + (int64)head * DP * z.padded + i0;
-        const int8 *do_from = f.dout_columns + (int64)head * DP * z.padded + i0;
-        load_rows(q_tile, f.q, plane, at + i0);
-        load_rows(do_tile, f.dout, plane, at + i0);
-        load_columns(q_columns, q_from, plane, z.padded);
-        load_columns(do_columns, do_from, plane, z.padded);
+        for (int i = 0; i < 4; i++) sum[n][i] = 0.0f;
+    auto load = [&](int i0, int stage) {
+        uint32 to = stages + stage * KEYS_STAGE;
+        load_rows<KEY_THREADS>(to, f.q, plane, at + i0);
+        load_rows<KEY_THREADS>(to + 2 * ROW_TILE, f.dout, plane, at + i0);
+        load_columns<KEY_THREADS>(to + 4 * ROW_TILE, q_from + i0, plane, z.padded);
+        load_columns<KEY_THREADS>(to + 4 * ROW_TILE + 2 * COLUMN_TILE, do_from + i0, plane, z.padded);
+        load_side(sides[stage], f.query_side, (at + i0) / TILE, QUERY_ROWS);
+        if (mask.threshold) fill_keep<KEY_THREADS>(keep[stage], head_base, z.context, i0, j0, mask, values);
         end_copy_group();
-        if (threadIdx.x < TILE) {
-            int s = f.sq[at + i0 + threadIdx.x];
-            q_scales[threadIdx.x] = {s, usual_factor(s)};
-            s = f.sdo[at + i0 + threadIdx.x];
-            do_scales[threadIdx.x] = {s, usual_factor(s)};
-            queries[threadIdx.x] = query_at(f, z, head, i0 + threadIdx.x);
-        }
-        if (mask.threshold) fill_keep(keep, head_base, z.context, i0, j0, mask, values);
+    };
+    load_rows<KEY_THREADS>(k_tile, f.k, plane, at + j0);
+    load_rows<KEY_THREADS>(v_tile, f.v, plane, at + j0);
+    load(j0, 0);
+    for (int i0 = j0, stage = 0; i0 < z.tokens; i0 += TILE, stage = NEXT_STAGE(stage)) {
+        if (STAGES == 1 && i0 > j0) load(i0, 0);
         wait_copy_groups<0>();
         __syncthreads();
-        int v[8][4], top = 0, s[2], tile = head * (z.padded / TILE) + i0 / TILE;
-        float a[8][4], x[8][4];
+        if (STAGES == 2 && i0 + TILE < z.tokens) load(i0 + TILE, NEXT_STAGE(stage));
+        uint32 q_tile = stages + stage * KEYS_STAGE, do_tile = q_tile + 2 * ROW_TILE, q_columns = do_tile + 2 * ROW_TILE;
+        uint32 do_columns = q_columns + 2 * COLUMN_TILE;
+        const float *side = sides[stage];
+        int s[2], tile = head * (z.padded / TILE) + i0 / TILE;
+        float x[8][4];
         Left left;
-        scores(k_tile, q_tile, first, v);
-        scaled_scores(v, sk, k_factor, q_scales, z.scale, usual, a);
+        if (makes_weights) {
+            scaled_scores(k_tile, q_tile, first, own, factor, f.sq + at + i0, side + QUERY_FACTOR * TILE, scale, usual, x);
 #pragma unroll
-        for (int n = 0; n < 8; n++)
+            for (int n = 0; n < 8; n++) {
+                float2 maximum = beside(side + MAXIMUM * TILE, n), inverse = beside(side + INVERSE * TILE, n);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int c = 8 * n + 2 * (lane & 3) + (i & 1);
-                float difference = a[n][i] - queries[c].m;
-                a[n][i] = exp32_of_nonpositive(difference < 0.0f ? difference : 0.0f) * queries[c].inverse;
+                for (int i = 0; i < 4; i++) x[n][i] = probability(x[n][i], part(maximum, i), part(inverse, i));
             }
-        if (j0 == i0) hide_earlier(a, row, lane);
+            if (j0 == i0) hide_earlier(x, row, lane);
 #pragma unroll
-        for (int n = 0; n < 8; n++)
+            for (int n = 0; n < 8; n++) weights[n * WARP] = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
+            asm volatile("bar.arrive %0, 64;" ::"r"(1 + pair) : "memory");
+            if (mask.threshold) drop_keys(x, keep[stage], row, lane, mask.factor);
 #pragma unroll
-            for (int i = 0; i < 4; i++) x[n][i] = a[n][i];
-        if (mask.threshold) drop_keys(x, keep, row, lane, mask.factor);
+            for (int n = 0; n < 8; n++) {
+                float2 fold = beside(side + DOUT_FOLD * TILE, n);
 #pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) x[n][i] = x[n][i] * queries[8 * n + 2 * (lane & 3) + (i & 1)].fold_do;
-        quantise_left(x, left, s);
-        add_product(left, do_columns, do_from, plane, z.padded, s, f.least_do[tile], dv);
-        scores(v_tile, do_tile, first, v);
-        scaled_scores(v, sv, v_factor, do_scales, 1.0f, usual, x);
-        if (mask.threshold) drop_keys(x, keep, row, lane, mask.factor);
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int c = 8 * n + 2 * (lane & 3) + (i & 1);
-                x[n][i] = a[n][i] * (x[n][i] - queries[c].delta) * z.scale;
+                for (int i = 0; i < 4; i++) x[n][i] = x[n][i] * part(fold, i);
             }
-        if (j0 == i0) hide_earlier(x, row, lane);
+            quantise_left(x, left, s);
+            add_product(left, do_columns, do_from + i0, plane, z.padded, s, f.least_do[tile], sum);
+        } else {
+            scaled_scores(v_tile, do_tile, first, own, factor, f.sdo + at + i0, side + DOUT_FACTOR * TILE, scale, usual, x);
+            if (mask.threshold) drop_keys(x, keep[stage], row, lane, mask.factor);
+            asm volatile("bar.sync %0, 64;" ::"r"(1 + pair) : "memory");
+            int top = 0;
 #pragma unroll
-        for (int n = 0; n < 8; n++)
+            for (int n = 0; n < 8; n++) {
+                float2 delta = beside(side + DELTA * TILE, n);
+                float4 four = weights[n * WARP];
+                float a[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                top = max(top, magnitude_bits(x[n][i]));
-                x[n][i] = x[n][i] * queries[8 * n + 2 * (lane & 3) + (i & 1)].fold_q;
+                for (int i = 0; i < 4; i++) x[n][i] = a[i] * (x[n][i] - part(delta, i)) * z.scale;
             }
-        if (top >= INFINITY_BITS) *flag = 1;
-        quantise_left(x, left, s);
-        add_product(left, q_columns, q_from, plane, z.padded, s, f.least_q[tile], dk);
-        __syncthreads();
+            if (j0 == i0) hide_earlier(x, row, lane);
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                float2 fold = beside(side + QUERY_FOLD * TILE, n);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    top = max(top, magnitude_bits(x[n][i]));
+                    x[n][i] = x[n][i] * part(fold, i);
+                }
+            }
+            if (top >= INFINITY_BITS) *flag = 1;
+            quantise_left(x, left, s);
+            add_product(left, q_columns, q_from + i0, plane, z.padded, s, f.least_q[tile], sum);
+        }
+        if (STAGES == 1) __syncthreads();
     }
-    store_gradient(f.dqkv, z, b, h, 1, j0 + first, dk);
-    store_gradient(f.dqkv, z, b, h, 2, j0 + first, dv);
+    store_gradient(f.dqkv, z, b, h, makes_weights ? 2 : 1, j0 + first, sum);
 }

@@ -34,27 +34,30 @@ extern "C" __global__ void k_embed_bwd_sums(const int *ids, const int *first, in
     atomicAdd(&sums[((int64)z * tokens + owner) * width + c], (uint64)(int64)q);
 }
 
-// dtoken [vocab, width] in gradient set z += the sums, once for each id.
+// dtoken [shards, vocab, width] += the sums, once for each id.
 extern "C" __global__ void k_embed_bwd_token(const int *ids, const int *first, int tokens, int vocab, int width,
-                                             const int *tops, const int64 *sums, float *dtoken, int64 stride, int *flag) {
+                                             const int *tops, const int64 *sums, float *dtoken, int *flag) {
     int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (int64)tokens * width) return;
     int t = (int)(i / width), c = (int)(i % width), z = blockIdx.y;
     int id = ids[(int64)z * tokens + t];
     if (first[(int64)z * vocab + id] != t) return;
     int s = sum_exponent(finite_top(tops[z * width + c], flag));
-    dtoken[z * stride + (int64)id * width + c] += float_of_sum(sums[(int64)z * tokens * width + i], s);
+    dtoken[((int64)z * vocab + id) * width + c] += float_of_sum(sums[(int64)z * tokens * width + i], s);
 }
 
-// dposition [context, width] in gradient set z += the sums over the rows of the shard.
-extern "C" __global__ void k_embed_bwd_position(int tokens, int context, int width, const float *dy, const int *tops,
-                                                float *dposition, int64 stride, int *flag) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x, z = blockIdx.y;
+// dposition [context, width] (+)= the tree over shards of the sums over the rows of each.
+extern "C" __global__ void k_embed_bwd_position(int tokens, int context, int width, int shards, const float *dy,
+                                                const int *tops, float *dposition, int add, int *flag) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= context * width) return;
-    int s = sum_exponent(finite_top(tops[z * width + i % width], flag));
-    Factor f = factor_of(s);
-    int64 sum = 0;
-    dy += (int64)z * tokens * width;
-    for (int64 at = i; at < (int64)tokens * width; at += (int64)context * width) sum += scaled_integer(dy[at], f);
-    dposition[z * stride + i] += float_of_sum(sum, s);
+    float total = shard_tree(shards, [&](int z) {
+        int s = sum_exponent(finite_top(tops[z * width + i % width], flag));
+        Factor f = factor_of(s);
+        int64 sum = 0;
+        const float *shard = dy + (int64)z * tokens * width;
+        for (int64 at = i; at < (int64)tokens * width; at += (int64)context * width) sum += scaled_integer(shard[at], f);
+        return float_of_sum(sum, s);
+    });
+    dposition[i] = add ? dposition[i] + total : total;
 }

@@ -1,4 +1,5 @@
 // Kernels of LayerNorm; see layernorm.py. A warp takes a row, lane j its elements j, j+32, ... in that order.
+#include "fixed_point.cuh"
 #include "sums.cuh"
 
 extern "C" __global__ void k_layernorm_fwd(const float *x, const float *gain, const float *bias, int rows, int width,
@@ -23,6 +24,170 @@ extern "C" __global__ void k_layernorm_fwd(const float *x, const float *gain, co
         y[c] = gain ? n * gain[c] + bias[c] : n;
     }
 }
+
+#ifdef VECTORS // groups of 128 columns: rows that fit into a warp's registers
+
+#define HELD (4 * VECTORS) // values of a row that a lane holds
+#define QUANTISED_ROWS 4   // that each warp takes
+
+// LayerNorm straight to the planes of the linear layer that follows, for a width that is a multiple of 4 and at most
+// 128*VECTORS. tops [shards, width] (zeros at first, or null): largest magnitudes of the columns of each shard of
+// shard_rows rows. `flag` is LayerNorm's, `linear_flag` that of the linear layer.
+extern "C" __global__ void __launch_bounds__(256) k_layernorm_quantise(const float *x, const float *gain, const float *bias,
+                                                                       int rows, int width, int padded, int8 *planes,
+                                                                       int *exponents, float *mean, float *rstd,
+                                                                       int shard_rows, int *tops, int *flag, int *linear_flag) {
+    __shared__ int block_tops[128 * VECTORS];
+    int lane = lane_of_thread(), warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    int first = blockIdx.x * warps * QUANTISED_ROWS, last = min(first + warps * QUANTISED_ROWS, rows);
+    bool one_shard = tops && first / shard_rows == (last - 1) / shard_rows;
+    int top[HELD];
+#pragma unroll
+    for (int i = 0; i < HELD; i++) top[i] = 0;
+    for (int row = first + warp; row < last; row += warps) {
+        const float *source = x + (int64)row * width;
+        float m, r;
+        {
+            float e[HELD], sum = 0.0f;
+#pragma unroll
+            for (int k = 0; k < HELD; k++)
+                if (lane + WARP * k < width) e[k] = source[lane + WARP * k];
+#pragma unroll
+            for (int k = 0; k < HELD; k++)
+                if (lane + WARP * k < width) sum = sum + e[k];
+            m = lanes_total(sum) / (float)width;
+            sum = 0.0f;
+#pragma unroll
+            for (int k = 0; k < HELD; k++)
+                if (lane + WARP * k < width) {
+                    float d = e[k] - m;
+                    sum = sum + d * d;
+                }
+            float variance = lanes_total(sum) / (float)width;
+            if (magnitude_bits(variance) >= INFINITY_BITS) *flag = 1; // the row would come out as zeros
+            r = 1.0f / sqrtf(variance + 1e-5f);
+        }
+        if (lane == 0) mean[row] = m, rstd[row] = r;
+        float y[VECTORS][4];
+        int row_top = 0;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            int c = 4 * (lane + WARP * k);
+            float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (c < width) {
+                v = *(const float4 *)(source + c);
+                v = make_float4((v.x - m) * r, (v.y - m) * r, (v.z - m) * r, (v.w - m) * r);
+                if (gain) {
+                    float4 g = *(const float4 *)(gain + c), b = *(const float4 *)(bias + c);
+                    v = make_float4(v.x * g.x + b.x, v.y * g.y + b.y, v.z * g.z + b.z, v.w * g.w + b.w);
+                }
+            }
+            y[k][0] = v.x, y[k][1] = v.y, y[k][2] = v.z, y[k][3] = v.w;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                int magnitude = magnitude_bits(y[k][j]);
+                row_top = max(row_top, magnitude);
+                if (one_shard) top[4 * k + j] = max(top[4 * k + j], magnitude);
+                else if (tops && c < width) atomicMax(&tops[(int64)(row / shard_rows) * width + c + j], magnitude);
+            }
+        }
+        int s = row_exponent(warp_max(row_top), linear_flag);
+        if (lane == 0) exponents[row] = s;
+        Factor f = factor_of(s);
+        uint32 *hi = (uint32 *)(planes + (int64)row * padded), *lo = (uint32 *)(planes + (int64)(rows + row) * padded);
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++)
+            split4(scaled_integer(y[k][0], f), scaled_integer(y[k][1], f), scaled_integer(y[k][2], f),
+                   scaled_integer(y[k][3], f), hi[lane + WARP * k], lo[lane + WARP * k]);
+    }
+    if (!one_shard) return;
+    for (int c = threadIdx.x; c < 128 * VECTORS; c += blockDim.x) block_tops[c] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < HELD; i++) atomicMax(&block_tops[(i / 4 * WARP + lane) * 4 + i % 4], top[i]);
+    __syncthreads();
+    tops += (int64)(first / shard_rows) * width;
+    for (int c = threadIdx.x; c < width; c += blockDim.x) // reading first, if only an older number, spares most of the rest
+        if (block_tops[c] > tops[c]) atomicMax(&tops[c], block_tops[c]);
+}
+
+#define BACKWARD_ROWS 4 // that each warp takes
+
+// dx from dy, as k_layernorm_bwd, with each row read once; blocks of 128 threads.
+extern "C" __global__ void __launch_bounds__(128) k_layernorm_bwd_held(const float *x, const float *gain, const float *mean,
+                                                                       const float *rstd, const float *dy, int rows,
+                                                                       int width, float *dx, int add, int shard_rows,
+                                                                       int *tops) {
+    __shared__ int block_tops[2][128 * VECTORS];
+    int lane = lane_of_thread(), warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    int first = blockIdx.x * warps * BACKWARD_ROWS, last = min(first + warps * BACKWARD_ROWS, rows);
+    bool one_shard = tops && first / shard_rows == (last - 1) / shard_rows;
+    int gain_top[HELD], bias_top[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) gain_top[k] = bias_top[k] = 0;
+    for (int row = first + warp; row < last; row += warps) {
+        const float *x_row = x + (int64)row * width, *dy_row = dy + (int64)row * width;
+        float *dx_row = dx + (int64)row * width, n[HELD], d[HELD];
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (lane + WARP * k < width) n[k] = x_row[lane + WARP * k], d[k] = dy_row[lane + WARP * k];
+        float m = mean[row], r = rstd[row], sum = 0.0f, sum_n = 0.0f;
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (lane + WARP * k < width) {
+                n[k] = (n[k] - m) * r;
+                gain_top[k] = max(gain_top[k], magnitude_bits(d[k] * n[k]));
+                bias_top[k] = max(bias_top[k], magnitude_bits(d[k]));
+            }
+        if (tops && !one_shard) {
+            int *row_tops = tops + (int64)(row / shard_rows) * 2 * width;
+#pragma unroll
+            for (int k = 0; k < HELD; k++)
+                if (lane + WARP * k < width) {
+                    atomicMax(&row_tops[lane + WARP * k], magnitude_bits(d[k] * n[k]));
+                    atomicMax(&row_tops[width + lane + WARP * k], magnitude_bits(d[k]));
+                }
+        }
+        if (gain)
+#pragma unroll
+            for (int k = 0; k < HELD; k++)
+                if (lane + WARP * k < width) d[k] = d[k] * gain[lane + WARP * k];
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (lane + WARP * k < width) {
+                sum = sum + d[k];
+                sum_n = sum_n + d[k] * n[k];
+            }
+        float average = lanes_total(sum) / (float)width, average_n = lanes_total(sum_n) / (float)width;
+#pragma unroll
+        for (int k = 0; k < HELD; k++) d[k] = r * ((d[k] - average) - n[k] * average_n);
+        if (add) { // all loads are under way before the first is waited for
+#pragma unroll
+            for (int k = 0; k < HELD; k++)
+                if (lane + WARP * k < width) n[k] = dx_row[lane + WARP * k];
+#pragma unroll
+            for (int k = 0; k < HELD; k++) d[k] = n[k] + d[k];
+        }
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (lane + WARP * k < width) dx_row[lane + WARP * k] = d[k];
+    }
+    if (!one_shard) return;
+    for (int c = threadIdx.x; c < 128 * VECTORS; c += blockDim.x) block_tops[0][c] = block_tops[1][c] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        atomicMax(&block_tops[0][lane + WARP * k], gain_top[k]);
+        atomicMax(&block_tops[1][lane + WARP * k], bias_top[k]);
+    }
+    __syncthreads();
+    int *shard_tops = tops + (int64)(first / shard_rows) * 2 * width;
+    for (int c = threadIdx.x; c < width; c += blockDim.x)
+        for (int i = 0; i < 2; i++) // reading first, if only an older number, spares most of the rest
+            if (block_tops[i][c] > shard_tops[i * width + c]) atomicMax(&shard_tops[i * width + c], block_tops[i][c]);
+}
+
+#endif
 
 #define WARP_ROWS 2 // rows of the backward pass that each warp takes
 
@@ -108,14 +273,18 @@ extern "C" __global__ void k_layernorm_bwd_sums(const float *x, const float *mea
     }
 }
 
-// dgain and dbias [width] in gradient set z += the sums.
-extern "C" __global__ void k_layernorm_bwd_parameters(const int *tops, const int64 *sums, int width, float *dgain,
-                                                      float *dbias, int64 stride, int *flag) {
-    int c = blockIdx.x * blockDim.x + threadIdx.x, z = blockIdx.y;
+// dgain and dbias [width] (+)= the tree over the shards' sums.
+extern "C" __global__ void k_layernorm_bwd_parameters(const int *tops, const int64 *sums, int width, int shards, float *dgain,
+                                                      float *dbias, int add, int *flag) {
+    int c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= width) return;
-    int top_gain, top_bias;
-    finite_tops(tops + z * 2 * width, width, c, flag, top_gain, top_bias);
-    sums += z * 2 * width;
-    dgain[z * stride + c] += float_of_sum(sums[c], sum_exponent(top_gain));
-    dbias[z * stride + c] += float_of_sum(sums[width + c], sum_exponent(top_bias));
+    auto leaf = [&](int z, bool of_gain) {
+        int top_gain, top_bias;
+        finite_tops(tops + z * 2 * width, width, c, flag, top_gain, top_bias);
+        return float_of_sum(sums[(z * 2 + !of_gain) * width + c], sum_exponent(of_gain ? top_gain : top_bias));
+    };
+    float gain = shard_tree(shards, [&](int z) { return leaf(z, true); });
+    float bias = shard_tree(shards, [&](int z) { return leaf(z, false); });
+    dgain[c] = add ? dgain[c] + gain : gain;
+    dbias[c] = add ? dbias[c] + bias : bias;
 }

@@ -1,29 +1,32 @@
 // Kernels of the cross-entropy; see loss.py. A warp takes a row, lane j its elements j, j+32, ... in that order.
 #include "elementary.cuh"
+#include "logits.cuh"
 #include "sums.cuh"
 
+// others [rows] (or null) = the largest logit but for the target's.
 extern "C" __global__ void k_loss_fwd(const float *logits, const int *targets, int rows, int width, float *losses,
-                                      float *maxima, float *sums) {
+                                      float *maxima, float *others, float *sums) {
     int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = lane_of_thread();
     if (row >= rows) return;
     logits += (int64)row * width;
-    float m = logits[0];
-    for (int v = lane; v < width; v += WARP) m = logits[v] > m ? logits[v] : m;
+    float m = logits[0], other = -infinity();
+    int target = targets[row];
+    for (int v = lane; v < width; v += WARP) {
+        float logit = logits[v];
+        m = logit > m ? logit : m;
+        other = logit > other && v != target ? logit : other;
+    }
     m = warp_max(m);
+    if (others) other = warp_max(other);
     float sum = 0.0f;
     for (int v = lane; v < width; v += WARP) sum = sum + exp32(logits[v] - m);
     float total = lanes_total(sum);
     if (lane == 0) {
         maxima[row] = m;
+        if (others) others[row] = other;
         sums[row] = total;
-        losses[row] = log32(total) - (logits[targets[row]] - m);
+        losses[row] = log32(total) - (logits[target] - m);
     }
-}
-
-__device__ __forceinline__ float logit_gradient(float logit, float m, float sum, float scale, bool target) {
-    float p = exp32(logit - m) / sum;
-    if (target) p = p - 1.0f;
-    return p * scale;
 }
 
 // The logits become their gradient; scale = fp32(1 / tokens in the whole batch). A block takes a row.

@@ -6,14 +6,18 @@ from engine.backends.cuda import compiler
 from engine.backends.cuda.sources import UNITS, Unit, constants, headers, source
 
 MACROS: dict[str, list[dict[str, int]]] = {
-    "attention": [{"DP": 64}],
+    "attention": [{"DP": 64, "STAGES": 1, "COLUMNS": 1}],
     "linear": [{"STAGES": 2}],
+    "linear_quantise": [{}],
 }
 # Where kernels take another path than the oldest architecture does.
 WIDEST: list[tuple[str, dict[str, int], int]] = [
     ("linear", {"STAGES": 4}, 90),
-    ("attention", {"DP": 32}, 90),
-    ("attention", {"DP": 256}, 90),
+    ("attention", {"DP": 32, "STAGES": 2, "COLUMNS": 1}, 90),
+    ("attention", {"DP": 64, "STAGES": 2, "COLUMNS": 1}, 90),
+    ("attention", {"DP": 256, "STAGES": 2, "COLUMNS": 0}, 90),
+    ("attention", {"DP": 64, "STAGES": 1, "COLUMNS": 0}, 75),
+    ("layernorm", {"VECTORS": 8}, 90),
 ]
 
 needs_compiler = pytest.mark.skipif(not compiler.compiler_available(), reason=f"{compiler.PACKAGE} is not installed")

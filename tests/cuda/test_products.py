@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from engine.backends.cuda import linear
+from engine.backends.cuda import products
 from engine.backends.cuda.card import Card
 from tests.cuda.pairs import KINDS, Pair, model, report, train
 
 pytestmark = pytest.mark.gpu
 
 SHAPES = {
-    "ragged": (model(context=71, d_model=39, heads=3, hidden=53, vocab=67), train(batch=3, shards=1)),
-    "even": (model(context=256, d_model=192, heads=3, hidden=640, vocab=514), train(batch=2, shards=1)),
+    "ragged": (model(context=71, d_model=39, heads=3, hidden=53, vocab=67, tied=False), train(batch=3, shards=1)),
+    "even": (model(context=256, d_model=192, heads=3, hidden=640, vocab=514, tied=False), train(batch=2, shards=1)),
 }
 
 
@@ -25,11 +25,11 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("kind", ["normal", "wide", "tiny", "sparse"])
-@pytest.mark.parametrize("kernel", [*linear.TILES, "k_product_hopper"])
+@pytest.mark.parametrize("kernel", [*products.TILES, "k_product_hopper"])
 def test_every_product_kernel(pair: Pair, kernel: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kernel == "k_product_hopper" and pair.card.capability != 90:
         pytest.skip("needs compute capability 9.0")
-    monkeypatch.setattr(linear, "choose_kernel", lambda *_: kernel)
+    monkeypatch.setattr(products, "choose_kernel", lambda *_: kernel)
     rng = np.random.default_rng(11)
     pair.differences.clear()
     pair.set_parameters(lambda shape: KINDS[kind](rng, shape))

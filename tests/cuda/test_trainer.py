@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from engine.backends.cuda.layout import CudaLayout
 from engine.errors import NonFinite
 from engine.numerics.types import Words
 from engine.spec import ModelSpec, TrainSpec
@@ -110,11 +111,39 @@ def test_a_non_finite_step_changes_nothing_and_is_named_as_on_the_cpu() -> None:
     assert messages[0] == messages[1]
 
 
+def test_of_several_shards_the_first_is_named_as_on_the_cpu() -> None:
+    """The second shard meets an infinity in an earlier operation than the first does."""
+
+    class TwoTokens:
+        def fill(self, step: int, inputs: Words, targets: Words) -> None:
+            inputs[:] = targets[:] = 1
+            inputs[len(inputs) // 2 :] = 2
+
+    messages = []
+    for device in ("cpu", "cuda"):
+        run = Trainer(model(), train(), "portable", TwoTokens(), threads=2, device=device)  # type: ignore[arg-type]
+        run.initialise()
+        state = {name: array.copy() for name, array in run.state().items()}
+        state["weights/embed.token"][2] = np.linspace(-1e30, 1e30, 12)
+        state["weights/norm.gain"][:] = 3e38
+        run.load_state(state)
+        with pytest.raises(NonFinite) as caught:
+            run.train_step()
+        messages.append(str(caught.value))
+        run.close()
+    assert messages[0] == messages[1]
+    assert "norm1" not in messages[0]
+
+
+@pytest.mark.parametrize("width", [96, 128, 256])
+def test_wide_heads_give_the_cpus_digests(width: int) -> None:
+    spec, recipe = model(d_model=2 * width, heads=2, hidden=64), train(batch=2)
+    assert digests(spec, recipe, "cuda", 2) == digests(spec, recipe, "cpu", 2)
+
+
 @pytest.mark.parametrize("tokens", [11, 22, 10**6])
 def test_groups_of_shards_move_no_bit(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.backends.cuda import layout
-
-    monkeypatch.setattr(layout, "TOKENS_AT_ONCE", tokens)
+    monkeypatch.setattr(CudaLayout, "tokens_at_once", tokens)
     recipe = train(batch=8, shards=8)
     assert digests(model(), recipe, "cuda", 3) == digests(model(), recipe, "cpu", 3)
 

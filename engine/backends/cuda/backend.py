@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from engine.backends.cuda.errors import DeviceLost
 from engine.backends.cuda.graphs import Graph
 from engine.backends.cuda.launching import Launcher
 from engine.backends.cuda.layout import OUTCOME, PIECE, VALUES, CudaLayout
-from engine.backends.cuda.run import THREADS, Run, ceiling
-from engine.backends.cuda.sources import Unit
+from engine.backends.cuda.quantising import quantise_weights, weight_table
+from engine.backends.cuda.run import OPTIMIZER, THREADS, Run, ceiling
 from engine.backends.cuda.twin import Twin
 from engine.digest import Sums
 from engine.errors import PlanRefused
@@ -29,7 +28,6 @@ from engine.program import Program
 from engine.schedule import StepValues
 from engine.spec import TrainSpec
 
-OPTIMIZER = Unit("optimizer")
 STATE = ("weights", "m", "v")
 CONSTANTS = "fffff"  # struct Constants of the optimizer's kernels
 
@@ -45,7 +43,9 @@ class CudaBackend:
         self.card = card
         self.launcher = Launcher(card)
         self.loss_scale = np.float32(1.0 / (train.batch * program.spec.context))
-        self.set_stride = self._set_stride()
+        for operation in program.operations:
+            self.twin(operation).check(operation, card)
+        self._runs: dict[tuple[int, int, int], Run] = {}
         with self._guarded():
             try:
                 self._arena = card.driver.mem_alloc(plan.arena_bytes)
@@ -58,9 +58,9 @@ class CudaBackend:
             self._zero_state()
             self._host = self._host_buffers()
             self._upload_pieces()
+            self._upload_weight_table()
         self.sums: Sums = np.zeros((len(program.parameters), 3, 2), np.uint64)
         self._constants = AdamWConstants.of(train)
-        self._runs: dict[tuple[int, int], Run] = {}
         self._derived_are_stale = True
         self._graph: Graph | None = None
         self._result_set = 0
@@ -77,17 +77,10 @@ class CudaBackend:
     def twin(self, operation: Operation) -> Twin[Operation]:
         return self.layout.twins[operation.name]
 
-    def _set_stride(self) -> int:
-        """Elements from one gradient set to the next; the sets stand side by side."""
-        offsets = [self.plan.buffers[f"gradients{i}"].offset for i in range(self.plan.gradient_sets)]
-        steps = {b - a for a, b in pairwise(offsets)} or {0}
-        size = self.plan.buffers["gradients0"].type.bytes
-        if steps not in ({0}, {size}):
-            raise AssertionError(f"gradient sets are not evenly spaced: {offsets}")
-        return steps.pop() // 4
-
     def _zero_state(self) -> None:
-        for name in (*STATE, "flags", "bad", "outcome"):
+        # Of gradients, what lies between parameters stays zero from here on.
+        gradients = [f"gradients{i}" for i in range(self.plan.gradient_sets)]
+        for name in (*STATE, *gradients, "flags", "bad", "outcome"):
             self.launcher.fill(self.address(name), 0, self.plan.buffers[name].type.bytes)
 
     def _host_buffers(self) -> dict[str, Array]:
@@ -117,19 +110,27 @@ class CudaBackend:
         self._piece_count = len(rows)
         self.card.driver.memcpy_htod(self.address("pieces"), np.array(rows, PIECE).view(np.uint8))
 
+    def _upload_weight_table(self) -> None:
+        """Once, in a run of any size: the weights are the same in all."""
+        if self.layout.weights:
+            self._weight_table = weight_table(self.run(1, 1), self.layout.weights)
+            self.card.driver.memcpy_htod(self.address("weight_table"), self._weight_table.rows.view(np.uint8))
+
+    def quantise_weights(self, run: Run) -> None:
+        if self.layout.weights:
+            quantise_weights(run, self._weight_table, self.address("weight_table"))
+
     def fill_zeros(self) -> None:
         """Queue the zeros that operations count on."""
         self.launcher.fill(self.address("zeros"), 0, self.layout.zero_bytes)
 
-    def clear_gradients(self, at_once: int) -> None:
-        """Queue zeros in the sets that the shards taken at once add to."""
-        self.launcher.fill(self.address("gradients0"), 0, at_once * self.plan.buffers["gradients0"].type.bytes)
-
-    def run(self, batch: int, context: int) -> Run:
-        """The program bound to `batch` rows of `context` tokens, at most the planned ones."""
-        if (batch, context) not in self._runs:
-            self._runs[batch, context] = Run(self, Sizes(batch=batch, context=context, threads=1))
-        return self._runs[batch, context]
+    def run(self, batch: int, context: int, shards: int | None = None) -> Run:
+        """The program bound to `batch` rows of `context` tokens in `shards` shards, at most the planned ones."""
+        shards = shards or self.layout.shards_at_once(self.train.shards)
+        key = (batch, context, shards)
+        if key not in self._runs:
+            self._runs[key] = Run(self, Sizes(batch=batch, context=context, threads=1), shards)
+        return self._runs[key]
 
     def _upload(self, name: str) -> None:
         self.card.driver.memcpy_htod_async(self.address(name), self._host[name].view(np.uint8), self.launcher.stream)
@@ -161,6 +162,8 @@ class CudaBackend:
     def _outcome(self) -> StepOutcome:
         outcome = self._host["outcome"][0]
         flagged = self._first_flag()
+        if flagged is not None:
+            flagged = self._named_as_on_the_cpu(flagged)
         self.sums[:] = self._host["sums"]
         norm = float(outcome["norm"])
         bad_gradients: list[str] = []
@@ -175,6 +178,31 @@ class CudaBackend:
 
     def _first_flag(self) -> int | None:
         return first_flagged(*self._host["flags"])
+
+    def _named_as_on_the_cpu(self, flagged: int) -> int:
+        """The operation that met the last step's number that is not finite first, if shards go one after another.
+
+        Weights are as before that step, and its tokens and numbers are still on the card.
+        """
+        if self.layout.shards_at_once(self.train.shards) == 1:
+            return flagged
+        rows = self.train.batch // self.train.shards
+        run = self.run(rows, self.program.spec.context, 1)
+        with self._guarded(), self._training(run):
+            self.take_flag()
+            self.fill_zeros()
+            run.prepare()
+            for shard in range(self.train.shards):
+                self._place_rows(run, shard * rows)
+                self.fill_zeros()
+                self._forward_half(run)
+                first = self.take_flag()
+                if first is None:
+                    run.backward()
+                    first = self.take_flag()
+                if first is not None:
+                    return first
+        raise AssertionError("a step was flagged, but none of its shards is")
 
     def _bad_gradients(self) -> list[str]:
         flat = np.empty(self.plan.flat_elements, np.float32)
@@ -199,65 +227,65 @@ class CudaBackend:
 
     def _queue_gradients(self, run: Run) -> int:
         """Gradients of the whole batch, group after group of shards; returns the set that holds them."""
-        at_once, rows = run.shards, run.sizes.batch
-        filled = self.layout.sets_at_once(at_once)
-        free = list(range(filled, self.plan.gradient_sets))
+        rows = run.sizes.batch
+        free = list(range(self.plan.gradient_sets))
         tree: list[tuple[int, int]] = []  # (level, set), as a binary counter over groups
-        groups = self.train.shards // at_once
-        run.training = True
-        for group in range(groups):
-            run.first_row = group * rows
-            offset = 4 * run.first_row * self.program.spec.context
-            run.place("ids", self.address("batch") + offset)
-            run.place("targets", self.address("batch") + self._host["batch"].nbytes // 2 + offset)
-            if group > 0:
-                self.fill_zeros()
-            self.clear_gradients(at_once)
-            run.forward()
-            self._queue_loss_total(run)
-            run.backward()
-            if groups == 1:
-                self._join(0, filled, 0, add=False)
-                continue
-            # The group's own tree goes straight to the set that it joins or founds.
-            level = 0
-            if tree and tree[-1][0] == level:
-                current = tree.pop()[1]
-                self._join(0, filled, current, add=True)
-                level = 1
-            else:
-                current = free.pop()
-                self._join(0, filled, current, add=False)
-            while tree and tree[-1][0] == level:
-                left = tree.pop()[1]
-                self._join(current, 1, left, add=True)
-                free.append(current)
-                current, level = left, level + 1
-            tree.append((level, current))
+        with self._training(run):
+            for group in range(self.train.shards // run.shards):
+                self._place_rows(run, group * rows)
+                if group > 0:
+                    self.fill_zeros()
+                # The group's own tree goes straight to the set that it joins or founds.
+                run.adds = bool(tree) and tree[-1][0] == 0
+                run.gradient_set = current = tree.pop()[1] if run.adds else free.pop()
+                level = int(run.adds)
+                self._forward_half(run)
+                run.backward()
+                while tree and tree[-1][0] == level:
+                    left = tree.pop()[1]
+                    self._add_gradients(current, left)
+                    free.append(current)
+                    current, level = left, level + 1
+                tree.append((level, current))
         while len(tree) > 1:
             _, right = tree.pop()
             level, left = tree.pop()
-            self._join(right, 1, left, add=True)
+            self._add_gradients(right, left)
             tree.append((level, left))
-        run.training = False
-        run.first_row = 0
-        run.place("ids", None)
-        run.place("targets", None)
-        return tree[0][1] if tree else 0
+        return tree[0][1]
 
-    def _join(self, first: int, count: int, out: int, *, add: bool) -> None:
-        """Set `out` = (or, with `add`, +=) the tree over `count` sets from `first` on."""
-        if count == 1 and first == out:
-            return
-        size = self.plan.flat_elements
+    @contextmanager
+    def _training(self, run: Run) -> Iterator[None]:
+        run.training = True
+        try:
+            yield
+        finally:
+            run.training = run.adds = False
+            run.first_row = run.gradient_set = 0
+            run.place("ids", None)
+            run.place("targets", None)
+
+    def _place_rows(self, run: Run, first_row: int) -> None:
+        """Let a run take its rows of the batch from `first_row` on."""
+        run.first_row = first_row
+        offset = 4 * first_row * self.program.spec.context
+        run.place("ids", self.address("batch") + offset)
+        run.place("targets", self.address("batch") + self._host["batch"].nbytes // 2 + offset)
+
+    def _forward_half(self, run: Run) -> None:
+        run.forward()
+        self._queue_loss_total(run)
+
+    def _add_gradients(self, right: int, left: int) -> None:
+        """Add one set of gradients to another."""
+        size = self.plan.flat_elements  # a multiple of 16
         self.launcher(
             OPTIMIZER,
             "k_join_gradients",
-            "PiqqPi",
-            (ceiling(size, THREADS),),
+            "PiqPi",
+            (ceiling(size // 4, THREADS),),
             (THREADS,),
-            *(self.address(f"gradients{first}"), count, self.set_stride, size),
-            *(self.address(f"gradients{out}"), int(add)),
+            *(self.address(f"gradients{right}"), 1, size, self.address(f"gradients{left}"), 1),
         )
 
     def _queue_loss_total(self, run: Run) -> None:

@@ -8,9 +8,6 @@ from engine.backends.cuda.card import Card
 from engine.backends.cuda.compiler import compiled
 from engine.backends.cuda.sources import Unit
 
-# Shared memory that a kernel may use without asking for more.
-COMMON_SHARED = 48 * 1024
-
 
 class Launcher:
     """Kernels of one card on one stream. Argument formats are those of `struct`, in C's own alignment."""
@@ -59,7 +56,7 @@ class Launcher:
     ) -> None:
         """Queue one launch; `shared` is dynamic shared memory in bytes."""
         function = self.function(unit, name, arguments)
-        if shared > COMMON_SHARED:
+        if shared:
             self._allow_shared(unit, name, function, shared)
         grid3, block3 = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
         function.prepared_async_call(grid3, block3, self._current, *values, shared_size=shared)

@@ -2,13 +2,17 @@
 
 import numpy as np
 
+from engine.backends.cuda.neighbours import fuse, no_fusion, planes_with_exponents
+from engine.backends.cuda.quantising import WEIGHT
 from engine.backends.cuda.twin import Twin
 from engine.backends.cuda.twins import twin_of
 from engine.operations.base import BufferType, Operation, Sizes
+from engine.operations.linear import Linear
 from engine.optimizer import NORM_CHUNK
-from engine.program import Program
+from engine.program import BackwardStep, Program
 from engine.spec import TrainSpec
 
+MOST_SHARDS = 16  # that are taken together, as in sums.cuh
 ADAMW_PIECE = 1 << 14  # elements that one block of the optimizer updates
 VALUES = np.dtype(
     [
@@ -34,11 +38,17 @@ class CudaLayout:
     lingers = 2
     # Shards are taken together up to this many tokens: enough to fill a card, beyond it only memory grows.
     tokens_at_once = 8192
+    most_shards = MOST_SHARDS
 
-    def __init__(self, program: Program, train: TrainSpec, tier: str) -> None:
+    def __init__(self, program: Program, train: TrainSpec, tier: str, fused: bool = True) -> None:
+        """fused: whether neighbouring operations may share a kernel, which moves no bit."""
         self.program = program
         self.train = train
+        self.fusion = fuse(program) if fused and tier == "portable" else no_fusion()
+        self._plane_tensors = self.fusion.plane_tensors()
+        self._doubled = self.fusion.doubled_tensors(program)
         self.twins: dict[str, Twin[Operation]] = self.twins_of(program)
+        self.weights = [o for o in program.operations if isinstance(o, Linear)] if tier == "portable" else []
         self.zero_places: dict[str, int] = {}
         self.zero_bytes = 0
         for operation in program.operations:
@@ -49,7 +59,7 @@ class CudaLayout:
 
     def twins_of(self, program: Program) -> dict[str, Twin[Operation]]:
         """The CUDA half of each operation, by name."""
-        return {o.name: twin_of(program, o) for o in program.operations}
+        return {o.name: twin_of(program, o, self.fusion) for o in program.operations}
 
     def shards_at_once(self, shards: int) -> int:
         return self.shards_within(shards, self.tokens_at_once)
@@ -58,18 +68,24 @@ class CudaLayout:
         """The largest power of two that divides the shards and keeps to a number of tokens; at least 1."""
         tokens = self.train.batch // shards * self.program.spec.context
         count = 1
-        while shards % (2 * count) == 0 and 2 * count * tokens <= most_tokens:
+        while shards % (2 * count) == 0 and 2 * count * tokens <= most_tokens and 2 * count <= self.most_shards:
             count *= 2
         return count
 
-    def sets_at_once(self, at_once: int) -> int:
-        """Gradient sets that shards taken at once fill: one for each."""
-        return at_once
-
     def gradient_sets(self, shards: int) -> int:
-        """Those that are filled at once, and one for each level of the tree over the groups of shards."""
-        at_once = self.shards_at_once(shards)
-        return self.sets_at_once(at_once) + (shards // at_once - 1).bit_length()
+        """One for each level of the tree over groups of shards: within a group gradients are joined on the way."""
+        return max(1, (shards // self.shards_at_once(shards) - 1).bit_length())
+
+    def tensor_type(self, name: str, type: BufferType) -> BufferType:
+        if name in self._doubled:
+            return BufferType((2, *type.shape), type.dtype)
+        if name not in self._plane_tensors:
+            return type
+        return planes_with_exponents(int(np.prod(type.shape[:-1])), type.shape[-1])
+
+    def kept_tensors(self, step: BackwardStep) -> list[str]:
+        """What is only there as planes is computed again, from what the operation that made it keeps."""
+        return [name for name in step.kept_tensors() if name not in self._plane_tensors]
 
     def derived(self, operation: Operation, tier: str) -> dict[str, BufferType]:
         return self.twins[operation.name].derived(operation, tier)
@@ -80,6 +96,12 @@ class CudaLayout:
     def backward_work(self, operation: Operation, sizes: Sizes, tier: str) -> dict[str, BufferType]:
         shards = self.shards_at_once(self.train.shards)
         return self.twins[operation.name].backward_work(operation, sizes, tier, shards)
+
+    def token_gradients(self) -> dict[str, BufferType]:
+        """Of the token embedding, by shard: a tied head writes them, the embedding adds to them at the other end."""
+        spec = self.program.spec
+        shape = (self.shards_at_once(self.train.shards), spec.vocab, spec.d_model)
+        return {"token_gradients": BufferType(shape, "float32")}
 
     def pieces(self) -> list[tuple[int, int, int]]:
         """(parameter number, first, last element) of every block of the optimizer."""
@@ -96,6 +118,8 @@ class CudaLayout:
         return {
             "batch": BufferType((2, self.train.batch, program.spec.context), "int32"),
             "zeros": BufferType((self.zero_bytes,), "uint8"),
+            "weight_table": BufferType((len(self.weights) * WEIGHT.itemsize,), "uint8"),
+            **self.token_gradients(),
             "values": BufferType((VALUES.itemsize,), "uint8"),
             "outcome": BufferType((OUTCOME.itemsize,), "uint8"),
             "flags": BufferType((2, len(program.operations)), "int32"),

@@ -1,147 +1,32 @@
 """Linear layers on the card: operands quantised to int8 planes once, products on integer tensor cores."""
 
-from dataclasses import dataclass
-
-from engine.backends.cuda.compiler import HOPPER
-from engine.backends.cuda.run import THREADS, Run, ceiling, padded
-from engine.backends.cuda.sources import Unit
-from engine.backends.cuda.tensor_maps import tensor_map
+from engine.backends.cuda.neighbours import STEP, Neighbours, planes
+from engine.backends.cuda.products import Epilogue, debug_product, linear_unit, multiply
+from engine.backends.cuda.quantising import (
+    Columns,
+    Operand,
+    Source,
+    planes_of_tensor,
+    quantise_columns,
+    quantise_rows,
+    row_work,
+)
+from engine.backends.cuda.run import THREADS, MaskArguments, Run, ceiling, join_shards, padded
 from engine.backends.cuda.twin import Twin
+from engine.operations.activation import Activation
 from engine.operations.base import BufferType, Sizes
 from engine.operations.linear import Linear
-
-STEP = 128  # planes are padded to a multiple of this depth
-STAGE_DEPTH = 64  # of the kernels that run on every architecture
-DEEP_ROW = 8192  # from this depth on a row is quantised by a whole block
-WARP_ROWS = 2  # as in linear.cu
-DEEP_ROWS = 4
-BLOCK_ROWS = 8
-BLOCK_DEPTH = 4096  # up to this depth a block keeps rows in registers
-INT32_DEPTH = 65536  # up to this depth sums of products fit in int32
-TOPS_PIECE = 64  # tokens that a block looks through for column maxima
-PRODUCT = "PPPPPPqqqiiii"
-# Parameters start at 0x210 of their bank on this architecture, and tensor maps must lie at a multiple of 64.
-HOPPER_PRODUCT = "48x128s128sPPPPqiiiii4x"
-HOPPER_SHARED = 3 * 65536 + 1024
-
-
-@dataclass(frozen=True)
-class Operand:
-    """Addresses of planes and exponents; `stride` bytes from the planes of one shard to the next."""
-
-    planes: int
-    exponents: int
-    rows: int
-    depth: int
-    stride: int = 0
-
-    @property
-    def padded(self) -> int:
-        return padded(self.depth, STEP)
-
-
-def planes(rows: int, depth: int, shards: int = 1) -> BufferType:
-    return BufferType((shards, 2, rows, padded(depth, STEP)), "int8")
-
-
-def linear_unit(run: Run) -> Unit:
-    # More stages hide more latency; how many fit depends on the card's shared memory.
-    limit = run.launch.card.shared_limit
-    return Unit("linear", {"STAGES": 4 if limit >= 4 * 32768 else 3 if limit >= 3 * 32768 else 2})
-
-
-def quantise_rows(run: Run, x: int, operand: Operand, flag: int, tops: int = 0, shards: int = 1) -> None:
-    """Planes of x; with `tops`, zeros int32 [shards, depth], also the largest magnitudes of its columns by shard."""
-    unit, arguments = linear_unit(run), "PiiiPPiPP"
-    places = (operand.planes, operand.exponents, operand.rows // shards, tops, flag)
-    values = (x, operand.rows, operand.depth, operand.padded, *places)
-    if operand.depth % 4 == 0 and operand.depth <= BLOCK_DEPTH:
-        grid = (ceiling(operand.rows, BLOCK_ROWS),)
-        run.launch(unit, "k_quantise_block", arguments, grid, (operand.padded // 4,), *values)
-    elif operand.depth >= DEEP_ROW:
-        grid = (ceiling(operand.rows, DEEP_ROWS),)
-        run.launch(unit, "k_quantise_deep_rows", arguments, grid, (THREADS,), *values)
-    else:
-        grid = (ceiling(operand.rows, THREADS // 32 * WARP_ROWS),)
-        run.launch(unit, "k_quantise_rows", arguments, grid, (THREADS,), *values)
-
-
-def column_tops(run: Run, x: int, tokens: int, columns: int, shards: int, tops: int) -> None:
-    """tops int32 [shards, columns], zeros, become the largest magnitudes of x [shards, tokens, columns]."""
-    grid = (ceiling(columns, 32), min(ceiling(tokens, TOPS_PIECE), 65535), shards)
-    run.launch(linear_unit(run), "k_column_tops", "PiiP", grid, (32, 8), x, tokens, columns, tops)
-
-
-def quantise_columns(run: Run, x: int, operand: Operand, shards: int, tops: int, totals: int, flag: int) -> None:
-    """x [shards, depth, rows] with its columns as rows of the operand; totals (zeros, or 0 for none) get their sums."""
-    grid = (ceiling(operand.rows, 64), operand.padded // 64, shards)
-    run.launch(
-        linear_unit(run),
-        "k_quantise_columns",
-        "PiiiPPPPP",
-        grid,
-        (THREADS,),
-        *(x, operand.depth, operand.rows, operand.padded, tops, operand.planes, operand.exponents, totals, flag),
-    )
-
-
-def multiply(
-    run: Run,
-    a: Operand,
-    b: Operand,
-    out: int,
-    *,
-    bias: int = 0,
-    add: bool = False,
-    shards: int = 1,
-    out_stride: int = 0,
-) -> None:
-    """out [a.rows, b.rows] = product (+ bias), or += where `add`; once for each shard."""
-    unit, kernel = linear_unit(run), choose_kernel(run, a, b, shards)
-    if kernel == "k_product_hopper":
-        maps = [tensor_map(o.planes, o.rows, o.padded, shards, o.stride) for o in (a, b)]
-        tiles = ceiling(a.rows, 128) * ceiling(b.rows, 128) * shards
-        run.launch(
-            unit,
-            kernel,
-            HOPPER_PRODUCT,
-            (min(tiles, run.launch.card.processors),),
-            (384,),
-            *(*maps, a.exponents, b.exponents, bias, out, out_stride),
-            *(a.rows, b.rows, a.padded, shards, int(add)),
-            shared=HOPPER_SHARED,
-        )
-        return
-    tile, threads = TILES[kernel]
-    run.launch(
-        unit,
-        kernel,
-        PRODUCT,
-        (ceiling(a.rows, tile) * ceiling(b.rows, tile), 1, shards),
-        (threads,),
-        *(a.planes, b.planes, a.exponents, b.exponents, bias, out),
-        *(a.stride, b.stride, out_stride, a.rows, b.rows, a.padded, int(add)),
-        shared=unit.macros["STAGES"] * 4 * tile * STAGE_DEPTH,
-    )
-
-
-# Edge of a square tile, and threads, of the kernels that run on every architecture.
-TILES = {"k_product_deep": (64, 128), "k_product_large": (128, 256), "k_product_small": (64, 128)}
-
-
-def choose_kernel(run: Run, a: Operand, b: Operand, shards: int) -> str:
-    """The fastest kernel for a product; all give the same bits."""
-    card = run.launch.card
-    tiles = ceiling(a.rows, 128) * ceiling(b.rows, 128) * shards
-    if a.padded > INT32_DEPTH:
-        return "k_product_deep"
-    if tiles < card.processors // 2:
-        return "k_product_small"
-    return "k_product_hopper" if card.capability == HOPPER else "k_product_large"
+from engine.operations.loss import Loss
+from engine.operations.residual_add import ResidualAdd
 
 
 class LinearTwin(Twin[Linear]):
     joins = True
+
+    def __init__(self, neighbours: Neighbours, tied: bool) -> None:
+        self.before = neighbours.before
+        self.after = neighbours.after
+        self.tied = tied  # whether the embedding adds to the gradient of the same weight
 
     def derived(self, operation: Linear, tier: str) -> dict[str, BufferType]:
         if tier == "debug":
@@ -164,32 +49,24 @@ class LinearTwin(Twin[Linear]):
         }
 
     def forward_work(self, operation: Linear, sizes: Sizes, tier: str) -> dict[str, BufferType]:
-        if tier == "debug":
+        if tier == "debug" or self.before:
             return {}
-        return self._row_work(sizes.batch * sizes.context, operation.deep)
-
-    def _row_work(self, tokens: int, depth: int) -> dict[str, BufferType]:
-        return {"rows": planes(tokens, depth), "row_exponents": BufferType((tokens,), "int32")}
+        return row_work(sizes.batch * sizes.context, operation.deep)
 
     def backward_work(self, operation: Linear, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
-        if tier == "debug":
-            return {}
         tokens = sizes.batch * sizes.context
         wide, deep = operation.wide, operation.deep
-        return self._row_work(tokens, wide) | {
+        # Gradients of the weight by shard, until they are joined.
+        partials = {} if self.tied else {"partials": BufferType((shards, wide, deep), "float32")}
+        if tier == "debug":
+            return partials | {"bias_partials": BufferType((shards, wide), "float32")}
+        rows = {} if isinstance(self.after, Activation | Loss) else row_work(tokens, wide)
+        return rows | partials | {
             "dy": planes(wide, tokens // shards, shards),
             "dy_exponents": BufferType((shards, wide), "int32"),
             "x": planes(deep, tokens // shards, shards),
             "x_exponents": BufferType((shards, deep), "int32"),
-        }
-
-    def prepare(self, run: Run, operation: Linear) -> None:
-        if run.tier == "debug":
-            return
-        weight, flag = run.parameter(operation.parameters["weight"]), run.flag(operation)
-        tops = run.zeroed(operation, "weight_tops")
-        quantise_rows(run, weight, self._weight_rows(run, operation), flag, tops)
-        quantise_columns(run, weight, self._weight_columns(run, operation), 1, tops, 0, flag)
+        }  # fmt: skip
 
     def _weight_rows(self, run: Run, operation: Linear) -> Operand:
         places = (run.derived(operation, "rows"), run.derived(operation, "row_exponents"))
@@ -199,10 +76,6 @@ class LinearTwin(Twin[Linear]):
         places = (run.derived(operation, "columns"), run.derived(operation, "column_exponents"))
         return Operand(*places, operation.deep, operation.wide)
 
-    def _token_rows(self, run: Run, operation: Linear, depth: int) -> Operand:
-        places = (run.work(operation, "rows"), run.work(operation, "row_exponents"))
-        return Operand(*places, run.tokens, depth)
-
     def forward(self, run: Run, operation: Linear) -> None:
         x, y = run.tensor(operation.inputs["x"]), run.tensor(operation.outputs["y"])
         bias = run.parameter(operation.parameters["bias"]) if "bias" in operation.parameters else 0
@@ -210,89 +83,125 @@ class LinearTwin(Twin[Linear]):
             weight, deep = run.parameter(operation.parameters["weight"]), operation.deep
             debug_product(run, (x, deep, 1), (weight, deep, 1), (run.tokens, operation.wide, deep), y, bias)
             return
-        rows = self._token_rows(run, operation, operation.deep)
-        # The backward pass quantises x by columns: their largest magnitudes are found on the way.
-        tops = run.zeroed(operation, "x_tops") if run.training else 0
-        quantise_rows(run, x, rows, run.flag(operation), tops, run.shards if run.training else 1)
-        multiply(run, rows, self._weight_rows(run, operation), y, bias=bias)
+        if self.before:
+            rows = planes_of_tensor(x, run.tokens, operation.deep)
+        else:
+            rows = Operand(
+                run.work(operation, "rows"), run.work(operation, "row_exponents"), run.tokens, operation.deep
+            )
+            # The backward pass quantises x by columns: their largest magnitudes are found on the way.
+            quantise_rows(run, Source(x), rows, run.flag(operation), *column_tops_of(run, operation))
+        epilogue = Epilogue(bias=bias)
+        if isinstance(self.after, ResidualAdd):
+            base, mask = masked(run, self.after, operation.wide)
+            epilogue = Epilogue(bias, run.tensor(self.after.inputs["x"]), run.values, base, mask)
+        multiply(run, rows, self._weight_rows(run, operation), y, epilogue)
+
+    def _x(self, run: Run, operation: Linear) -> Source:
+        """x as the backward pass reads it again."""
+        before = self.before
+        if before is None:
+            return Source(run.tensor(operation.inputs["x"]))
+        x = run.tensor(before.inputs["x"])
+        if isinstance(before, Activation):
+            return Source(x, before.function)
+        statistics = [run.tensor(before.outputs[r]) for r in ("mean", "rstd")]
+        parameters = [run.parameter(before.parameters[r]) if before.parameters else 0 for r in ("gain", "bias")]
+        return Source(x, "normalised", (statistics[0], statistics[1], parameters[0], parameters[1]))
+
+    def _dy(self, run: Run, operation: Linear) -> Source:
+        if isinstance(self.after, Loss):
+            return logits_gradient(run, self.after)
+        if not isinstance(self.after, ResidualAdd):
+            return Source(run.gradient(operation.outputs["y"]))
+        dy, (base, mask) = run.gradient(self.after.outputs["y"]), masked(run, self.after, operation.wide)
+        return Source(dy, "masked", values=run.values, base=base, mask=mask) if mask[1] else Source(dy)
 
     def backward(self, run: Run, operation: Linear) -> None:
-        x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
-        dy = run.gradient(operation.outputs["y"])
-        gradient = run.parameter_gradient(operation.parameters["weight"])
-        bias = run.parameter_gradient(operation.parameters["bias"]) if "bias" in operation.parameters else 0
-        add = run.accumulates(operation, "x")
+        dx, add = run.gradient(operation.inputs["x"]), run.accumulates(operation, "x")
         if run.tier == "debug":
-            self._backward_debug(run, operation, (x, dx, dy, gradient, bias), add)
+            self._backward_debug(run, operation, dx, add)
             return
-        flag, shards, depth = run.flag(operation), run.shards, run.shard_tokens
-        rows = self._token_rows(run, operation, operation.wide)
-        dy_tops = run.zeroed(operation, "dy_tops")
+        wide, deep, flag, shards = operation.wide, operation.deep, run.flag(operation), run.shards
+        dy, dy_tops = self._dy(run, operation), run.zeroed(operation, "dy_tops")
+        maker = self.after if isinstance(self.after, Activation | Loss) else operation
+        rows = Operand(run.work(maker, "rows"), run.work(maker, "row_exponents"), run.tokens, wide)
+        if maker is operation:
+            quantise_rows(run, dy, rows, flag, dy_tops, shards)
         left, right = (
             Operand(
                 run.work(operation, role),
                 run.work(operation, f"{role}_exponents"),
                 width,
-                depth,
-                2 * width * padded(depth, STEP),
+                run.shard_tokens,
+                2 * width * padded(run.shard_tokens, STEP),
             )
-            for role, width in (("dy", operation.wide), ("x", operation.deep))
+            for role, width in (("dy", wide), ("x", deep))
         )
+        bias = operation.parameters.get("bias")
         totals = run.zeroed(operation, "dy_totals") if bias else 0
-        quantise_rows(run, dy, rows, flag, dy_tops, shards)
+        x = Columns(self._x(run, operation), right, run.zeroed(operation, "x_tops"))
         # Nothing on the way back needs the weight's gradient: it is computed beside what follows.
         with run.launch.beside():
-            quantise_columns(run, x, right, shards, run.zeroed(operation, "x_tops"), 0, flag)
-            quantise_columns(run, dy, left, shards, dy_tops, totals, flag)
-            multiply(run, left, right, gradient, add=True, shards=shards, out_stride=run.set_stride)
+            quantise_columns(run, Columns(dy, left, dy_tops, totals), x, shards, flag)
+            partials = self._partials(run, operation)
+            multiply(run, left, right, partials, Epilogue(), shards=shards, out_stride=wide * deep)
+            self._join(run, operation, partials)
             if bias:
                 run.launch(
                     linear_unit(run),
                     "k_linear_bias_gradient",
-                    "PPiPq",
-                    (ceiling(operation.wide, THREADS), shards),
+                    "PPiiPi",
+                    (ceiling(wide, THREADS),),
                     (THREADS,),
-                    *(totals, left.exponents, operation.wide, bias, run.set_stride),
+                    *(totals, left.exponents, wide, shards, run.parameter_gradient(bias), int(run.adds)),
                 )
-        multiply(run, rows, self._weight_columns(run, operation), dx, add=add)
+        multiply(run, rows, self._weight_columns(run, operation), dx, Epilogue(add=add))
 
-    def _backward_debug(self, run: Run, operation: Linear, places: tuple[int, int, int, int, int], add: bool) -> None:
-        x, dx, dy, gradient, bias = places
+    def _partials(self, run: Run, operation: Linear) -> int:
+        return run.token_gradients if self.tied else run.work(operation, "partials")
+
+    def _join(self, run: Run, operation: Linear, partials: int) -> None:
+        if not self.tied:  # else the embedding's backward pass does
+            join_shards(run, partials, operation.wide * operation.deep, operation.parameters["weight"])
+
+    def _backward_debug(self, run: Run, operation: Linear, dx: int, add: bool) -> None:
+        x, dy = run.tensor(operation.inputs["x"]), run.gradient(operation.outputs["y"])
         weight = run.parameter(operation.parameters["weight"])
         wide, deep, tokens = operation.wide, operation.deep, run.shard_tokens
         debug_product(run, (dy, wide, 1), (weight, 1, deep), (run.tokens, deep, wide), dx, 0, add=add)
-        shard, sizes = (tokens * wide, tokens * deep, run.set_stride), (wide, deep, tokens)
-        debug_product(run, (dy, 1, wide), (x, 1, deep), sizes, gradient, 0, add=True, shards=run.shards, shard=shard)
-        if bias:
+        shard, sizes, partials = (
+            (tokens * wide, tokens * deep, wide * deep),
+            (wide, deep, tokens),
+            self._partials(run, operation),
+        )
+        debug_product(run, (dy, 1, wide), (x, 1, deep), sizes, partials, 0, shards=run.shards, shard=shard)
+        self._join(run, operation, partials)
+        if "bias" in operation.parameters:
+            partials = run.work(operation, "bias_partials")
             run.launch(
                 linear_unit(run),
                 "k_debug_bias_gradient",
-                "PiiPq",
+                "PiiP",
                 (ceiling(wide, THREADS), run.shards),
                 (THREADS,),
-                *(dy, tokens, wide, bias, run.set_stride),
+                *(dy, tokens, wide, partials),
             )
+            join_shards(run, partials, wide, operation.parameters["bias"])
 
 
-def debug_product(
-    run: Run,
-    a: tuple[int, int, int],
-    b: tuple[int, int, int],
-    sizes: tuple[int, int, int],
-    out: int,
-    bias: int,
-    *,
-    add: bool = False,
-    shards: int = 1,
-    shard: tuple[int, int, int] = (0, 0, 0),
-) -> None:
-    """fp32 product in ascending order of depth. a: address and strides of (row, depth); b: of (column, depth)."""
-    rows, columns, depth = sizes
-    run.launch(
-        linear_unit(run),
-        "k_debug_product",
-        "PqqPqqPPiiiiqqq",
-        (ceiling(columns, 16), ceiling(rows, 16), shards),
-        (16, 16),
-        *(*a, *b, bias, out, rows, columns, depth, int(add), *shard),
-    )
+def logits_gradient(run: Run, loss: Loss) -> Source:
+    """The gradient of the logits, from the logits."""
+    maxima, sums = (run.tensor(loss.outputs[r]) for r in ("maxima", "sums"))
+    logits, targets = (run.tensor(loss.inputs[r]) for r in ("logits", "targets"))
+    return Source(logits, "logits", (maxima, sums, 0, 0), targets, mask=(0, 0, float(run.loss_scale)))
+
+
+def column_tops_of(run: Run, operation: Linear) -> tuple[int, int]:
+    """Where x's column maxima go, and the shards they are kept for: nowhere outside training."""
+    return (run.zeroed(operation, "x_tops"), run.shards) if run.training else (0, 1)
+
+
+def masked(run: Run, residual: ResidualAdd, width: int) -> tuple[int, MaskArguments]:
+    """Address of this run's first element in the mask of a residual sum, and the mask."""
+    return run.first_row * run.sizes.context * width, run.mask(residual.probability, residual.site)

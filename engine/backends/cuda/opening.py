@@ -17,8 +17,8 @@ OLDEST_MIXED_CAPABILITY = 80  # bfloat16
 LONGEST_CONTEXT = 65536  # int32 sums over the keys of a row hold up to here
 
 
-def cuda_plan(program: Program, train: TrainSpec, tier: Tier) -> tuple[Program, Plan, CudaLayout]:
-    """The program and plan that the card executes; needs no card.
+def cuda_plan(program: Program, train: TrainSpec, tier: Tier, fused: bool = True) -> tuple[Program, Plan, CudaLayout]:
+    """The program and plan that the card executes; needs no card. `fused` is CudaLayout's.
 
     Attention weights are always computed again, never stored: on a card that is faster than reading them back.
     """
@@ -32,7 +32,7 @@ def cuda_plan(program: Program, train: TrainSpec, tier: Tier) -> tuple[Program, 
         return program, make_plan(program, train, tier, layout.threads, layout), layout
     if spec.attention == "stored":
         program = build_program(spec.model_copy(update={"attention": "tiled"}), recompute)
-    layout = CudaLayout(program, train, tier)
+    layout = CudaLayout(program, train, tier, fused)
     return program, make_plan(program, train, tier, layout.threads, layout), layout
 
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from engine.backends.cuda.launching import Launcher
+from engine.backends.cuda.sources import Unit
 from engine.numerics.random import dropout_threshold
 from engine.operations.base import Operation, Sizes
 from engine.operations.dropout import keep_factor
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 MaskArguments = tuple[int, int, float]
 MASK = "IIf"  # struct Mask: site, threshold, factor
+NO_MASK: MaskArguments = (0, 0, 1.0)
+OPTIMIZER = Unit("optimizer")
 THREADS = 256
 
 
@@ -28,17 +31,18 @@ def padded(size: int, multiple: int) -> int:
 class Run:
     """A program bound to sizes on the card."""
 
-    def __init__(self, backend: "CudaBackend", sizes: Sizes) -> None:
+    def __init__(self, backend: "CudaBackend", sizes: Sizes, shards: int) -> None:
         self.launch: Launcher = backend.launcher
         self.sizes = sizes
         self.tier = backend.plan.tier
-        self.shards = backend.layout.shards_at_once(backend.train.shards)
+        self.shards = shards
         self.tokens = sizes.batch * sizes.context
         self.shard_tokens = self.tokens // self.shards  # only in training
         self.training = False
         self.first_row = 0
         self.loss_scale = backend.loss_scale
-        self.set_stride = backend.set_stride  # elements from one gradient set to the next
+        self.gradient_set = 0  # where gradients of parameters go
+        self.adds = False  # whether they are added to what stands there
         self.values = backend.address("values")
         self._backend = backend
         self._phase = "forward"
@@ -76,8 +80,12 @@ class Run:
         return self._backend.address("weights") + 4 * self._backend.plan.places[name]
 
     def parameter_gradient(self, name: str) -> int:
-        """In the first of the sets that the shards taken at once add to."""
-        return self._backend.address("gradients0") + 4 * self._backend.plan.places[name]
+        return self._backend.address(f"gradients{self.gradient_set}") + 4 * self._backend.plan.places[name]
+
+    @property
+    def token_gradients(self) -> int:
+        """Gradients of the token embedding by shard: [shards, vocab, width], joined when the embedding's are in."""
+        return self._backend.address("token_gradients")
 
     def derived(self, operation: Operation, role: str) -> int:
         return self._backend.address(f"{operation.name}/derived/{role}")
@@ -101,6 +109,7 @@ class Run:
 
     def prepare(self) -> None:
         self._phase = "forward"
+        self._backend.quantise_weights(self)
         for operation in self._backend.program.operations:
             self._backend.twin(operation).prepare(self, operation)
 
@@ -120,3 +129,15 @@ class Run:
             self._phase = "backward"
             twin.backward(self, step.operation)
         self.launch.join()
+
+
+def join_shards(run: Run, partials: int, size: int, parameter: str) -> None:
+    """A parameter's gradient is (or has added) the tree over its gradients by shard, fp32 [shards, size]."""
+    run.launch(
+        OPTIMIZER,
+        "k_join_gradients",
+        "PiqPi",
+        (ceiling(size // 4 if size % 4 == 0 else size, THREADS),),
+        (THREADS,),
+        *(partials, run.shards, size, run.parameter_gradient(parameter), int(run.adds)),
+    )

@@ -23,6 +23,7 @@ UNITS = {
     "layernorm_mixed": "operations/layernorm_mixed.cu",
     "linear": "operations/linear.cu",
     "linear_mixed": "operations/linear_mixed.cu",
+    "linear_quantise": "operations/linear_quantise.cu",
     "loss": "operations/loss.cu",
     "loss_mixed": "operations/loss_mixed.cu",
     "residual_add": "operations/residual_add.cu",

@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Generic, TypeVar
 
+from engine.backends.cuda.card import Card
 from engine.backends.cuda.run import Run
 from engine.operations.base import BufferType, Operation, Sizes
 
@@ -13,6 +14,9 @@ class Twin(Generic[Kind]):
 
     # Whether backward must find finished what an earlier operation's backward left running beside it.
     joins: ClassVar[bool] = False
+
+    def check(self, operation: Kind, card: Card) -> None:
+        """Raise PlanRefused where this card cannot run the operation."""
 
     def derived(self, operation: Kind, tier: str) -> dict[str, BufferType]:
         return {}

@@ -46,22 +46,20 @@ class MixedBackend(CudaBackend):
         self._choices: dict[str, str] = {}  # of the products of a training step
         self._unit = Unit("optimizer_mixed", {"HALF_BF16": int(precision == "bf16")})
 
-    def run(self, batch: int, context: int) -> Run:
-        if (batch, context) not in self._runs:
-            self._runs[batch, context] = MixedRun(self, Sizes(batch=batch, context=context, threads=1))
-        return self._runs[batch, context]
+    def run(self, batch: int, context: int, shards: int | None = None) -> Run:
+        shards = shards or self.layout.shards_at_once(self.train.shards)
+        key = (batch, context, shards)
+        if key not in self._runs:
+            self._runs[key] = MixedRun(self, Sizes(batch=batch, context=context, threads=1), shards)
+        return self._runs[key]
 
     def _zero_state(self) -> None:
         super()._zero_state()
-        # Gradient sets are written whole each step, but for the gaps between parameters, which the norm reads.
-        for name in ("seeds", "weights16", *(f"gradients{i}" for i in range(self.plan.gradient_sets))):
+        for name in ("seeds", "weights16"):
             self.launcher.fill(self.address(name), 0, self.plan.buffers[name].type.bytes)
 
     def fill_zeros(self) -> None:
         """No operation counts on zeros."""
-
-    def clear_gradients(self, at_once: int) -> None:
-        """Gradients are written, not added to."""
 
     # --- one training step ----------------------------------------------------------------------------------------
 
@@ -83,9 +81,43 @@ class MixedBackend(CudaBackend):
             self.scale, self.streak = np.float32(min(float(self.scale) * 2, LARGEST_SCALE)), 0
         return outcome
 
-    def _join(self, first: int, count: int, out: int, *, add: bool) -> None:
-        if count == 1 and first == out:
-            return
+    def _named_as_on_the_cpu(self, flagged: int) -> int:
+        return flagged
+
+    def _queue_gradients(self, run: Run) -> int:
+        """Every group of shards fills set 0, which then goes to the set that it joins or founds."""
+        groups = self.train.shards // run.shards
+        free = list(range(1, self.plan.gradient_sets))
+        tree: list[tuple[int, int]] = []  # (level, set), as a binary counter over groups
+        with self._training(run):
+            for group in range(groups):
+                self._place_rows(run, group * run.sizes.batch)
+                self._forward_half(run)
+                run.backward()
+                if groups == 1:
+                    return 0
+                level, current = int(bool(tree) and tree[-1][0] == 0), 0
+                if level:
+                    current = tree.pop()[1]
+                    self._join(0, current, add=True)
+                else:
+                    current = free.pop()
+                    self._join(0, current, add=False)
+                while tree and tree[-1][0] == level:
+                    left = tree.pop()[1]
+                    self._join(current, left, add=True)
+                    free.append(current)
+                    current, level = left, level + 1
+                tree.append((level, current))
+        while len(tree) > 1:
+            _, right = tree.pop()
+            level, left = tree.pop()
+            self._join(right, left, add=True)
+            tree.append((level, left))
+        return tree[0][1]
+
+    def _join(self, source: int, out: int, *, add: bool) -> None:
+        """Set one set of gradients to another, or add it."""
         size = self.plan.flat_elements
         self.launcher(
             self._unit,
@@ -93,7 +125,7 @@ class MixedBackend(CudaBackend):
             "PiqqPi",
             (ceiling(size, 4 * THREADS),),
             (THREADS,),
-            *(self.address(f"gradients{first}"), count, self.set_stride, size),
+            *(self.address(f"gradients{source}"), 1, 0, size),
             *(self.address(f"gradients{out}"), int(add)),
         )
 

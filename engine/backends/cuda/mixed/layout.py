@@ -19,16 +19,17 @@ class MixedLayout(CudaLayout):
     """More tokens at a time than `portable`, for products that fill a card; workspaces of the libraries."""
 
     tokens_at_once = USUAL_TOKENS
+    most_shards = MOST_SHARDS_AT_ONCE
 
     def twins_of(self, program: Program) -> dict[str, Twin[Any]]:
         return mixed_twins(program, self.train)
 
-    def shards_within(self, shards: int, most_tokens: int) -> int:
-        return min(super().shards_within(shards, most_tokens), MOST_SHARDS_AT_ONCE)
+    def gradient_sets(self, shards: int) -> int:
+        """One that each group of shards fills, and one for each level of the tree over groups."""
+        return 1 + (shards // self.shards_at_once(shards) - 1).bit_length()
 
-    def sets_at_once(self, at_once: int) -> int:
-        """The gradients of shards are joined tensor by tensor, into one set."""
-        return 1
+    def token_gradients(self) -> dict[str, BufferType]:
+        return {}
 
     def lasting(self, program: Program, elements: int) -> dict[str, BufferType]:
         # Products with the padded vocabulary read some rows past the end of the weights.
@@ -39,8 +40,12 @@ class MixedLayout(CudaLayout):
             # The head writes it, the embedding adds to it at the other end of the backward half.
             shape = (self.shards_at_once(self.train.shards), program.spec.vocab, program.spec.d_model)
             shared = {"tied": BufferType(shape, "float32")}
-        return super().lasting(program, elements) | shared | {
-            "weights16": BufferType((elements + spare,), "uint16"),
-            "products": BufferType((2, WORKSPACE), "uint8"),
-            "seeds": BufferType((1 + len(attentions) * self.train.shards,), "int64"),
-        }
+        return (
+            super().lasting(program, elements)
+            | shared
+            | {
+                "weights16": BufferType((elements + spare,), "uint16"),
+                "products": BufferType((2, WORKSPACE), "uint8"),
+                "seeds": BufferType((1 + len(attentions) * self.train.shards,), "int64"),
+            }
+        )

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class MixedRun(Run):
     """A program of the tier `prod` bound to sizes on the card."""
 
-    def __init__(self, backend: "MixedBackend", sizes: Sizes) -> None:
-        super().__init__(backend, sizes)
+    def __init__(self, backend: "MixedBackend", sizes: Sizes, shards: int) -> None:
+        super().__init__(backend, sizes, shards)
         self.products: Products = backend.products
         self.flash: Flash = backend.flash
         self.half = HALF_DTYPES[backend.precision]
