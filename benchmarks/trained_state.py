@@ -5,6 +5,7 @@ over many powers of two. The lowest bits are random, as after real steps, so not
 """
 
 import mmap
+import os
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,10 @@ def touch_memory(size: int) -> None:
     """Makes pages of `size` bytes and gives them back.
 
     A virtual machine may have returned free memory to its host, and whoever touches it next waits for the host. Before
-    everything that is measured, here and in the peers' process, this has just been done.
+    everything that is measured, here and in the peers' process, this has just been done. What earlier measurements left
+    for the disk is written first.
     """
+    os.sync()
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
