@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from artifacts import load_bundle, read_folder, sources_digest, write_folder
-from data_pipeline import fetch, open_dataset, prepare
+from data_pipeline import fetch, prepare
 from reproduce import outputs
 from reproduce.committing import commit
 from reproduce.configuration import Configuration
@@ -14,9 +14,10 @@ from reproduce.display import say
 from reproduce.planning.devices import find_device
 from reproduce.planning.report import portable_summary, require_memory
 from reproduce.planning.sizes import size
+from reproduce.prepared import open_prepared, require_made
 from reproduce.project import Project
 from reproduce.training import Finished, train
-from reproduce.workbench import check_dataset, open_workbench
+from reproduce.workbench import check_dataset, workbench_over
 
 REMEDY = "run `dvc repro`"
 
@@ -30,16 +31,18 @@ def fetch_stage(project: Project, configuration: Configuration) -> None:
 
 def prepare_stage(project: Project, configuration: Configuration) -> None:
     """data/raw to tokens and a tokenizer in data/dataset."""
+    require_made(project.raw)
     manifest = prepare(configuration.data, project.raw, project.dataset)
+    kinds = manifest.tokenizer.size
     say(
         f"prepared {manifest.train.tokens:,} tokens to train on and {manifest.validation.tokens:,} held out, "
-        f"of {manifest.tokenizer.size} kinds"
+        f"a vocabulary of {kinds}: model.vocab must be at least {kinds}"
     )
 
 
 def plan_stage(project: Project, configuration: Configuration) -> None:
     """Refuses what does not fit the data or this machine; what is written is the same on every machine."""
-    check_dataset(configuration, open_dataset(project.dataset))
+    check_dataset(configuration, open_prepared(project.dataset, configuration.data))
     found = require_memory(configuration, find_device(configuration.run.device))
     outputs.write_json(project.outputs / "plan.json", portable_summary(configuration))
     say(
@@ -96,7 +99,7 @@ def evaluate_stage(project: Project, configuration: Configuration) -> None:
     folder = project.outputs
     run = outputs.read_json(folder / "run.json", REMEDY)
     final: str = run["final_bundle"]
-    with open_workbench(configuration, project.dataset) as workbench:
+    with workbench_over(configuration, open_prepared(project.dataset, configuration.data)) as workbench:
         workbench.load(read_folder(folder / "bundle", final), f"bundle {final}")
         loss = workbench.evaluate()
         text = workbench.sample(configuration.sampling)
