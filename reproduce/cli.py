@@ -53,12 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as error:
         return int(error.exit_code)
     except click.Abort:
-        return 130
+        return _interrupted()
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except KeyboardInterrupt:
-        return 130
+        return _interrupted()
     except BrokenPipeError:
         # Whoever read the output has gone; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,6 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  # the last place to make a message of it
         return _report(error, debug)
     return result if isinstance(result, int) else 0
+
+
+def _interrupted() -> int:
+    _complain("reproduce: interrupted")
+    return 130
 
 
 def _report(error: Exception, debug: bool) -> int:

@@ -76,10 +76,10 @@ cat >.venv/bin/reproduce <<'END'
 ' '''
 import sys
 
-from reproduce.cli import main
+from reproduce.__main__ import start
 
 if __name__ == "__main__":  # a process of --jobs loads this file too
-    sys.exit(main())
+    sys.exit(start())
 END
 chmod +x .venv/bin/reproduce
 pip check

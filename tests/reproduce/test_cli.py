@@ -36,14 +36,16 @@ def test_outside_a_project(tmp_path, committed):
         (["nonsense"], 2, "No such command"),
         (["plan", "-S", "train.step=3"], 2, "did you mean 'steps'?"),
         (["plan", "-S", "train.steps=zero"], 2, "expected a whole number, found the text 'zero'"),
-        (["show"], 4, "run `dvc repro`"),
+        (["show"], 3, "`dvc repro` makes"),
         (["show", "12"], 2, "expected 4 to 64"),
-        (["stage", "prepare"], 4, "run fetch"),
-        (["stage", "plan"], 4, "run prepare"),
-        (["stage", "train"], 4, "run prepare"),
-        (["stage", "evaluate"], 4, "run `dvc repro`"),
-        (["commit"], 4, "run `dvc repro`"),
-        (["sample", "final"], 4, "run `dvc repro`"),
+        (["stage", "prepare"], 3, "run `dvc repro`"),
+        (["stage", "plan"], 3, "run `dvc repro`"),
+        (["stage", "train"], 3, "run `dvc repro`"),
+        (["train"], 3, "run `dvc repro`"),
+        (["resume"], 3, "`dvc repro`"),
+        (["stage", "evaluate"], 3, "run `dvc repro`"),
+        (["commit"], 3, "run `dvc repro`"),
+        (["sample", "final"], 3, "`dvc repro` makes"),
         (["use", "nothing-like-it"], 2, "expected one of andrea-120m"),
         (["gc", "--keep-last", "0"], 2, "0 is not in the range"),
     ],
@@ -182,3 +184,24 @@ def test_errors_of_the_system_have_a_message(monkeypatch, capsys):
     monkeypatch.setattr("reproduce.project.Project.find", fail)
     assert cli.main(["log"]) == 2
     assert "/somewhere: Permission denied" in capsys.readouterr().err
+
+
+def test_interrupted_while_modules_load(project):
+    """Ctrl-C at the moment when the command line's modules are looked for: one line, as later on."""
+    program = (
+        "import runpy, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'reproduce.cli':\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting)\n"
+        "runpy.run_module('reproduce', run_name='__main__')\n"
+    )
+    done = project.run(sys.executable, "-c", program, code=130)
+    assert (done.stdout, done.stderr) == ("", "reproduce: interrupted\n")
+
+
+def test_prepare_says_what_the_model_needs(project):
+    project.call("stage", "fetch")
+    done = project.call("stage", "prepare")
+    assert "held out, a vocabulary of 43: model.vocab must be at least 43\n" in done.stdout + done.stderr
