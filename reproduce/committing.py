@@ -15,13 +15,14 @@ from artifacts import (
 )
 from artifacts.record import dumps
 from reproduce import outputs
-from reproduce.configuration import Configuration
+from reproduce.configuration import Configuration, differences
 from reproduce.environment import fingerprint, hardware_class
-from reproduce.errors import CorruptOutput
+from reproduce.errors import ConfigurationError, CorruptOutput, Inconclusive
 from reproduce.lineage import Lineage
 from reproduce.project import Project
 from reproduce.state import Identity
 from reproduce.tolerance import measure_tolerance
+from reproduce.verification.lock import check_lock
 from reproduce.yaml12 import load_yaml
 
 STAGES_BEFORE = ("fetch", "prepare", "train", "evaluate")  # plan decides no bit
@@ -29,7 +30,10 @@ REMEDY = "run `dvc repro`"
 
 
 def commit(project: Project, configuration: Configuration) -> str:
-    """Writes the record to the store and to run/record.json, attests that this machine trained it; returns its hash."""
+    """Writes the record to the store and to run/record.json, attests that this machine trained it; returns its hash.
+
+    Raises ConfigurationError if params.yaml or dvc.lock is not that of the run.
+    """
     run = outputs.read_json(project.outputs / "run.json", REMEDY)
     results = {
         **outputs.read_json(project.outputs / "metrics.json", REMEDY),
@@ -55,6 +59,11 @@ def commit_run(
     lineage = None if info is None else Lineage.read(info.lineage, run_id)
     if info is None or lineage is None:
         raise CorruptOutput(f"run {run_id} is not in {store.path}: {REMEDY}")
+    if changes := differences(lineage.configuration, configuration.identity()):
+        listed = "\n".join(f"  {line}" for line in changes)
+        raise ConfigurationError(
+            f"params.yaml has changed since run {run_id[:12]}:\n{listed}\nUndo these changes to commit it, or {REMEDY}"
+        )
     steps = configuration.train.steps
     if info.bundles.get(steps) != final_bundle or lineage.first_step not in info.bundles:
         raise CorruptOutput(f"bundle {final_bundle} is not in the list of its run: {REMEDY}")
@@ -81,6 +90,10 @@ def commit_run(
             hardware=None if portable else hardware_class(configuration.run.device),
             tolerance=None if portable else measure_tolerance(project, configuration, store, info.bundles, results),
         )
+        try:
+            check_lock(record)
+        except CorruptOutput as error:
+            raise ConfigurationError(f"dvc.lock is not of run {run_id[:12]}: {error}. {REMEDY.capitalize()}") from error
         name = write_record(store, record, dict(info.bundles))
     write_attestation(
         store,
@@ -102,7 +115,11 @@ def lock_entries(project: Project) -> dict[str, Any]:
     Of the dependencies only those that another of these stages wrote: sources are covered by the normative sources'
     digest, so that an edit which decides no bit changes no record.
     """
-    lock = load_yaml(project.lock.read_text(encoding="utf-8"), "dvc.lock")
+    try:
+        text = project.lock.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise Inconclusive(f"{project.lock} is missing, and DVC writes it: {REMEDY}") from error
+    lock = load_yaml(text, "dvc.lock")
     stages = lock.get("stages", {}) if isinstance(lock, dict) else {}
     if missing := [name for name in STAGES_BEFORE if name not in stages]:
         raise CorruptOutput(f"dvc.lock has no entry of {', '.join(missing)}: {REMEDY}")

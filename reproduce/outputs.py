@@ -11,7 +11,7 @@ import numpy as np
 
 from artifacts import canonical
 from artifacts.canonical import JSON
-from reproduce.errors import CorruptOutput
+from reproduce.errors import CorruptOutput, Inconclusive
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -32,11 +32,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """An object that `write_json` wrote. Raises CorruptOutput, saying the remedy."""
+    """An object that `write_json` wrote. Raises Inconclusive if there is no such file, CorruptOutput; both say the
+    remedy."""
     try:
         value: Any = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise CorruptOutput(f"{path}: expected this file, found none: {remedy}") from error
+        raise Inconclusive(f"{path} is missing, the stage that makes it has not run yet: {remedy}") from error
     except ValueError as error:
         raise CorruptOutput(f"{path}: expected JSON, found something else: {remedy}") from error
     if not isinstance(value, dict):

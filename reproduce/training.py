@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from artifacts import Run, Store, load_bundle, read_run, sources_digest
 from artifacts.errors import ArtifactError
 from artifacts.saver import BackgroundSaver
-from data_pipeline import open_dataset
 from engine.errors import NonFinite
 from reproduce.configuration import Configuration
 from reproduce.display import open_display, say
 from reproduce.errors import Changed, ConfigurationError, Interrupted
 from reproduce.lineage import Fork, Lineage, Session
 from reproduce.normative import normative_sources
+from reproduce.prepared import open_prepared
 from reproduce.project import Project
 from reproduce.signals import Signals
 from reproduce.state import Identity
@@ -50,7 +50,7 @@ def train(
             f"run.device: the tier prod trains on cuda, found {configuration.run.device}: set run.device: cuda, or "
             "tier: portable (without train.precision) to train here"
         )
-    dataset = open_dataset(project.dataset)
+    dataset = open_prepared(project.dataset, configuration.data)
     check_dataset(configuration, dataset)
     identity = identity_of(configuration, dataset)
     sources = normative_sources()

@@ -7,6 +7,7 @@ from data_pipeline.files import read_file
 from data_pipeline.manifest import MANIFEST
 from engine.spec import ModelSpec
 from reproduce.errors import ConfigurationError
+from reproduce.prepared import first_difference
 
 
 def check_vocabulary(model: ModelSpec, tokens: int) -> None:
@@ -27,13 +28,4 @@ def prepared_vocabulary(folder: Path, data: DataSpec) -> int | None:
     if not path.exists():
         return None
     manifest = canonical.decode(DatasetManifest, read_file(path, "prepare the dataset again"), path)
-    made_from = (
-        manifest.provenance.sources,
-        manifest.provenance.cleaning,
-        manifest.tokenizer.kind,
-        manifest.validation_permille,
-    )
-    same = made_from == (data.sources, data.cleaning, data.tokenizer.kind, data.validation_permille)
-    if data.tokenizer.kind == "bpe":
-        same = same and manifest.tokenizer.size == data.tokenizer.vocabulary
-    return manifest.tokenizer.size if same else None
+    return manifest.tokenizer.size if first_difference(manifest, data) is None else None
