@@ -25,11 +25,11 @@ from artifacts import (
     resolve,
 )
 from artifacts.bundle import Array
+from reproduce.asked import require_place, write_asked
 from reproduce.configuration import Configuration
 from reproduce.errors import Inconclusive
 from reproduce.lineage import Lineage
 from reproduce.naming import digits
-from reproduce.outputs import write_text
 from reproduce.project import Project
 
 _WIDTH, _HEIGHT, _MARGIN = 860, 320, 56
@@ -53,12 +53,13 @@ svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; 
 
 def write_page(project: Project, configuration: Configuration, prefix: str | None, path: Path) -> None:
     """Writes the page of a record or bundle, by default of the pipeline's last record, to `path`."""
+    require_place(path)
     if prefix is None:
         record = project.outputs / "record.json"
         if not record.is_file():
             raise Inconclusive(f"{record} is missing: `dvc repro` makes or finishes it; or name a record or bundle")
         prefix = hash_bytes(record.read_bytes())
-    write_text(path, page(project.store(configuration.run), digits(project, prefix)))
+    write_asked(path, page(project.store(configuration.run), digits(project, prefix)))
 
 
 def page(store: Store, prefix: str) -> str:

@@ -50,6 +50,7 @@ def plan(
 ) -> int:
     """Memory, disk and work of EXPERIMENT, by default the current one."""
     from reproduce import outputs
+    from reproduce.asked import require_place, write_asked
     from reproduce.errors import ReproduceError
     from reproduce.model.code import graph_of
     from reproduce.model.drawing import draw
@@ -65,6 +66,8 @@ def plan(
 
     if fix and model_file is None:
         raise click.UsageError("--fix mends a model's file: name it with --model FILE")
+    if graph_file is not None:
+        require_place(graph_file)
     project = Project.find()
     path, configuration = _planned(project, experiment, overrides, model_file, fix)
     tokens = prepared_vocabulary(project.dataset, configuration.data)
@@ -77,7 +80,7 @@ def plan(
     refuse_early(configuration, limit)
     found = report(configuration, device)
     if graph_file is not None:
-        outputs.write_text(graph_file, draw(graph_of(configuration.model)))
+        write_asked(graph_file, draw(graph_of(configuration.model)))
     problem = refusal(found, limit)
     remedies = [] if problem is None else find_remedies(configuration, device, limit)
     if number is not None:
@@ -120,10 +123,10 @@ def model() -> None:
 @model.command()
 @click.argument("experiment", required=False)
 @_OVERRIDES
-@click.option("-o", "--output", type=_FILE, help="Write it to this file, unless that says the same already.")
+@click.option("-o", "--output", type=_FILE, help="Write it to this new file, or to one that this command wrote.")
 def code(experiment: str | None, overrides: Sequence[str], output: Path | None) -> None:
     """The code view of EXPERIMENT's model, by default the current one."""
-    from reproduce import outputs
+    from reproduce.asked import write_asked
     from reproduce.model.code import rewrite_code, write_code
     from reproduce.model.source import Source
     from reproduce.project import Project
@@ -131,10 +134,10 @@ def code(experiment: str | None, overrides: Sequence[str], output: Path | None) 
     _, configuration = _planned(Project.find(), experiment, overrides, None, False)
     if output is None:
         _say(write_code(configuration.model).rstrip("\n"))
-    elif output.exists():
-        outputs.write_text(output, rewrite_code(Source.read(output), configuration.model))
+    elif output.is_file():
+        write_asked(output, rewrite_code(Source.read(output), configuration.model))
     else:
-        outputs.write_text(output, write_code(configuration.model))
+        write_asked(output, write_code(configuration.model))
 
 
 @model.command()

@@ -179,8 +179,31 @@ def test_model_code_and_form_and_back(project: Path, capsys: pytest.CaptureFixtu
 def test_model_code_leaves_a_file_that_says_it(project: Path) -> None:
     assert main(["model", "code", "char-4.8m", "-S", "model.attention=tiled", "-o", "example.model"]) == 0
     assert (project / "example.model").read_text(encoding="utf-8") == EXAMPLE
-    assert main(["model", "code", "tiny", "-o", "example.model"]) == 0
-    assert "model CharTransformer(context=128, vocab=84" in (project / "example.model").read_text(encoding="utf-8")
+
+
+def test_model_code_overwrites_only_what_it_wrote(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = write_code(load_configuration(project / "experiments" / "char-4.8m.yaml").model, "Mine")
+    (project / "own.model").write_text(named, encoding="utf-8", newline="")
+    assert main(["model", "code", "tiny", "-o", "own.model"]) == 0
+    assert "model Mine(context=128, vocab=84" in (project / "own.model").read_text(encoding="utf-8")
+    for name in ("example.model", "bad.model", "params.yaml", "dvc.yaml"):
+        before = (project / name).read_bytes()
+        assert main(["model", "code", "tiny", "-o", name]) == 2
+        assert f"{name} is there already and is not what this command wrote" in capsys.readouterr().err
+        assert (project / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [["plan", "--graph"], ["model", "code", "-o"], ["show", "--html"]])
+def test_a_file_to_write_is_in_a_folder_that_is_there(
+    project: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "absent/file"]) == 2
+    assert capsys.readouterr().err == (
+        "reproduce: absent/file: there is no such folder, absent: make it or name another file\n"
+    )
+    assert not (project / "absent").exists()
+    assert main([*words, "experiments"]) == 2
+    assert "experiments is a folder: name a file" in capsys.readouterr().err
 
 
 def test_model_check(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

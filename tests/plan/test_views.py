@@ -141,8 +141,11 @@ def test_a_text_that_says_it_already_stays(text: str) -> None:
 
 def test_a_text_that_says_something_else_is_replaced() -> None:
     spec = read(EXAMPLE).model_copy(update={"layers": 7})
-    assert rewrite_code(Source("m", EXAMPLE), spec) == write_code(spec, "CharTransformer")
-    assert rewrite_code(Source("m", "no model"), spec) == write_code(spec)
+    written = Source("m", write_code(read(EXAMPLE), "CharTransformer"))
+    assert rewrite_code(written, spec) == write_code(spec, "CharTransformer")
+    for other in (EXAMPLE, "no model"):
+        with pytest.raises(ModelError, match="m is there already and is not what this command wrote"):
+            rewrite_code(Source("m", other), spec)
 
 
 def expressions() -> st.SearchStrategy[str]:
