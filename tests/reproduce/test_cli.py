@@ -205,3 +205,18 @@ def test_prepare_says_what_the_model_needs(project):
     project.call("stage", "fetch")
     done = project.call("stage", "prepare")
     assert "held out, a vocabulary of 43: model.vocab must be at least 43\n" in done.stdout + done.stderr
+
+
+def test_use_keeps_what_nothing_else_has(project):
+    """An edited params.yaml is kept; the committed one and an experiment's are not, and Git does not see the copy."""
+    before = project.root / "params.yaml.before"
+    assert "kept" not in project.call("use", "tiny").stdout
+    assert "kept" not in project.call("use", "char-4.8m").stdout
+    assert not before.exists()
+    project.git("checkout", "-q", "params.yaml")
+    edited = project.read("params.yaml") + "# mine\n"
+    (project.root / "params.yaml").write_text(edited, encoding="utf-8", newline="")
+    said = project.call("use", "tiny").stdout
+    assert said.startswith("params.yaml was edited: it is kept as params.yaml.before\nparams.yaml is now ")
+    assert before.read_text(encoding="utf-8") == edited
+    assert "before" not in project.git("status", "--porcelain")
