@@ -45,11 +45,13 @@ def require_capsule(path: Path) -> None:
     if begins_as_capsule(path):
         return
     if (path / "manifest.json").is_file():
-        remedy = "it looks like a bundle: add --as folder"
+        remedy = "it looks like a bundle: `reproduce import` takes it with --as folder"
     elif path.suffix == ".safetensors" or (path / "model.safetensors").is_file():
-        remedy = "it looks like GPT-2 weights: add --as gpt2"
+        remedy = "it looks like GPT-2 weights: `reproduce import` takes them with --as gpt2"
     else:
-        remedy = "`reproduce export RECORD FILE` writes one, and --as takes files of other kinds"
+        remedy = (
+            "`reproduce export RECORD FILE` writes one, and `reproduce import` takes files of other kinds with --as"
+        )
     raise ReproduceError(f"{path} is not a capsule: {remedy}")
 
 

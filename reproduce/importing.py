@@ -16,7 +16,7 @@ from artifacts.record import loads
 from data_pipeline import open_dataset
 from reproduce.configuration import RunOptions, from_identity
 from reproduce.errors import Differs, Inconclusive, ReproduceError
-from reproduce.naming import FINAL, digits, final_from_folder
+from reproduce.naming import FINAL, digits, final_from_folder, require_digits
 from reproduce.project import Project
 from reproduce.workbench import workbench_over
 
@@ -26,6 +26,7 @@ def find_or_import(project: Project, options: RunOptions, prefix: str) -> tuple[
 
     A record that the store does not know is taken from run/, where Git and `dvc pull` put it.
     """
+    require_digits(prefix)
     store = project.store(options)
     try:
         found = resolve(store, prefix)

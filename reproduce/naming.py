@@ -1,13 +1,40 @@
 """What a word on the command line means: a hash, its first digits, or `final` for the pipeline's last bundle."""
 
+import re
+
 from artifacts import Bundle, Resolved, Store, load_bundle, read_folder, resolve
 from artifacts.errors import Ambiguous, InvalidInput
-from reproduce.errors import Inconclusive
+from reproduce.errors import Inconclusive, ReproduceError
 from reproduce.outputs import read_json
 from reproduce.project import Project
 
 FINAL = "final"
 REMEDY = "run `dvc repro`"
+
+_DIGITS = re.compile(r"[0-9a-f]{4,64}", re.ASCII)
+
+
+def are_digits(word: str) -> bool:
+    """Whether it has the form of a hash or of its first digits."""
+    return _DIGITS.fullmatch(word) is not None
+
+
+def require_digits(word: str) -> None:
+    """Raises ReproduceError for what can be no hash, with a guess at what was meant."""
+    refuse_final(word)
+    if are_digits(word):
+        return
+    if "." in word or "/" in word:
+        raise ReproduceError(f"{word}: there is no such file, and a hash is 4 to 64 lower-case hexadecimal digits")
+    raise ReproduceError(
+        f"{word!r}: expected 4 to 64 lower-case hexadecimal digits of a hash: `reproduce log` lists what there is"
+    )
+
+
+def refuse_final(word: str) -> None:
+    """For where a record is meant."""
+    if word == FINAL:
+        raise ReproduceError(f"`{FINAL}` is not taken here: give the hash that `reproduce show` prints")
 
 
 def digits(project: Project, word: str) -> str:

@@ -18,7 +18,7 @@ def diff(a: str, b: str, as_json: bool) -> int:
     from reproduce.diff.stores import diff_stores
     from reproduce.project import Project
 
-    if is_store(a) and is_store(b):
+    if is_store(a) or is_store(b):  # a store is compared with a store
         return diff_stores(open_store(a), open_store(b), as_json)
     project = Project.find()
     run = load_configuration(project.params).run

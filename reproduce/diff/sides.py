@@ -22,6 +22,7 @@ from artifacts.store import FORMAT_FILE
 from reproduce.diff.contents import Contents
 from reproduce.errors import Inconclusive, ReproduceError
 from reproduce.lineage import Lineage
+from reproduce.naming import refuse_final
 from reproduce.state import Identity
 from reproduce.verification.integrity import bundles_by_step
 
@@ -63,7 +64,9 @@ def is_store(text: str) -> bool:
 def open_store(text: str) -> Store:
     """The store in a folder, to read. Raises ReproduceError."""
     if not is_store(text):
-        raise ReproduceError(f"{text}: expected the folder of a store (with a file {FORMAT_FILE}), found none")
+        raise ReproduceError(
+            f"{text} is no store: expected a folder with a file {FORMAT_FILE}, such as .samebits/store"
+        )
     return Store(Path(text), read_only=True)
 
 
@@ -71,6 +74,7 @@ def find_side(store: Store, text: str) -> Side:
     """The record, run or bundle whose name begins with `text`, or FOLDER:NAME for one in the store of a folder. Raises
     InvalidInput, Ambiguous, Inconclusive, ReproduceError."""
     folder, colon, prefix = text.rpartition(":")
+    refuse_final(prefix)
     if colon:
         store = open_store(folder)
     runs = [info for info in list_runs(store) if info.run_id.startswith(prefix)] if len(prefix) >= 4 else []

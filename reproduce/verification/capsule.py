@@ -1,14 +1,14 @@
 """Verifying a capsule where there is no project: in a folder made for the while, which is removed afterwards."""
 
-import re
 import tempfile
 from pathlib import Path
 
 from artifacts import canonical, read_attestations
 from artifacts.attestation import statement
-from reproduce.capsules import take_capsule
+from reproduce.capsules import require_capsule, take_capsule
 from reproduce.configuration import RunOptions
 from reproduce.display import say
+from reproduce.naming import are_digits
 from reproduce.outputs import write_bytes
 from reproduce.project import Project
 from reproduce.verification.verifying import Request, verify
@@ -25,14 +25,15 @@ OPTIONS = RunOptions(
 
 def is_capsule(argument: str) -> bool:
     """Whether what somebody named is a file rather than a hash. A file of a hash's name needs `./` before it."""
-    return not re.fullmatch(r"[0-9a-f]{4,64}", argument) and Path(argument).is_file()
+    return not are_digits(argument) and Path(argument).is_file()
 
 
 def verify_capsule(path: Path, request: Request) -> int:
     """As `verify` of the record in the capsule, with nothing but what is in it. The attestation is written beside it.
 
-    Raises Missing and Corrupt of the capsule itself.
+    Raises Missing and Corrupt of the capsule itself, ReproduceError for what is none.
     """
+    require_capsule(path)
     path = path.absolute()
     with tempfile.TemporaryDirectory(prefix="samebits-capsule-") as folder:
         project = Project(Path(folder))

@@ -177,7 +177,7 @@ def test_names_that_are_none(lab):
 
 
 def test_a_folder_that_is_no_store(lab, tmp_path):
-    with pytest.raises(Exception, match="expected the folder of a store") as caught:
+    with pytest.raises(Exception, match="is no store: expected a folder") as caught:
         find_side(lab.store, f"{tmp_path}:abcd")
     assert caught.value.exit_code == 2
 
