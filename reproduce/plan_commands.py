@@ -59,7 +59,7 @@ def plan(
     from reproduce.planning.rates import measure as measure_rate
     from reproduce.planning.rates import read_rate
     from reproduce.planning.remedies import apply_remedy, choose, find_remedies
-    from reproduce.planning.report import limit_of, plan_for, refusal, refuse_early, report
+    from reproduce.planning.report import limit_of, plan_for, refusal, refuse_early, report, require_tier
     from reproduce.planning.sizes import parse_size
     from reproduce.project import Project
     from reproduce.vocabulary import check_vocabulary, prepared_vocabulary
@@ -74,8 +74,7 @@ def plan(
     if tokens is not None:
         check_vocabulary(configuration.model, tokens)
     device = find_device(device_name or configuration.run.device)
-    if configuration.tier == "prod" and device.backend == "cpu":
-        raise ReproduceError("the tier prod runs on a card: name one, such as --device h200, or set run.device: cuda")
+    require_tier(configuration, device)
     limit = limit_of(device, None if budget is None else parse_size(budget))
     refuse_early(configuration, limit)
     found = report(configuration, device)

@@ -10,43 +10,47 @@ from reproduce.errors import ReproduceError
 
 _GIB = 2**30
 
-CARDS: Mapping[str, tuple[str, int]] = {
-    "gtx1650": ("NVIDIA GeForce GTX 1650", 4),
-    "rtx2060": ("NVIDIA GeForce RTX 2060", 6),
-    "rtx2080ti": ("NVIDIA GeForce RTX 2080 Ti", 11),
-    "t4": ("NVIDIA T4", 16),
-    "rtx3050": ("NVIDIA GeForce RTX 3050", 8),
-    "rtx3060": ("NVIDIA GeForce RTX 3060", 12),
-    "rtx3070": ("NVIDIA GeForce RTX 3070", 8),
-    "rtx3080": ("NVIDIA GeForce RTX 3080", 10),
-    "rtx3090": ("NVIDIA GeForce RTX 3090", 24),
-    "a10": ("NVIDIA A10", 24),
-    "a100-40": ("NVIDIA A100 40GB", 40),
-    "a100-80": ("NVIDIA A100 80GB", 80),
-    "rtx4060": ("NVIDIA GeForce RTX 4060", 8),
-    "rtx4070": ("NVIDIA GeForce RTX 4070", 12),
-    "rtx4080": ("NVIDIA GeForce RTX 4080", 16),
-    "rtx4090": ("NVIDIA GeForce RTX 4090", 24),
-    "l4": ("NVIDIA L4", 24),
-    "l40s": ("NVIDIA L40S", 48),
-    "h100": ("NVIDIA H100", 80),
-    "h200": ("NVIDIA H200", 141),
-    "rtx5060": ("NVIDIA GeForce RTX 5060", 8),
-    "rtx5070": ("NVIDIA GeForce RTX 5070", 12),
-    "rtx5080": ("NVIDIA GeForce RTX 5080", 16),
-    "rtx5090": ("NVIDIA GeForce RTX 5090", 32),
+CARDS: Mapping[str, tuple[str, int, int]] = {
+    "gtx1650": ("NVIDIA GeForce GTX 1650", 4, 75),
+    "rtx2060": ("NVIDIA GeForce RTX 2060", 6, 75),
+    "rtx2080ti": ("NVIDIA GeForce RTX 2080 Ti", 11, 75),
+    "t4": ("NVIDIA T4", 16, 75),
+    "rtx3050": ("NVIDIA GeForce RTX 3050", 8, 86),
+    "rtx3060": ("NVIDIA GeForce RTX 3060", 12, 86),
+    "rtx3070": ("NVIDIA GeForce RTX 3070", 8, 86),
+    "rtx3080": ("NVIDIA GeForce RTX 3080", 10, 86),
+    "rtx3090": ("NVIDIA GeForce RTX 3090", 24, 86),
+    "a10": ("NVIDIA A10", 24, 86),
+    "a100-40": ("NVIDIA A100 40GB", 40, 80),
+    "a100-80": ("NVIDIA A100 80GB", 80, 80),
+    "rtx4060": ("NVIDIA GeForce RTX 4060", 8, 89),
+    "rtx4070": ("NVIDIA GeForce RTX 4070", 12, 89),
+    "rtx4080": ("NVIDIA GeForce RTX 4080", 16, 89),
+    "rtx4090": ("NVIDIA GeForce RTX 4090", 24, 89),
+    "l4": ("NVIDIA L4", 24, 89),
+    "l40s": ("NVIDIA L40S", 48, 89),
+    "h100": ("NVIDIA H100", 80, 90),
+    "h200": ("NVIDIA H200", 141, 90),
+    "rtx5060": ("NVIDIA GeForce RTX 5060", 8, 120),
+    "rtx5070": ("NVIDIA GeForce RTX 5070", 12, 120),
+    "rtx5080": ("NVIDIA GeForce RTX 5080", 16, 120),
+    "rtx5090": ("NVIDIA GeForce RTX 5090", 32, 120),
 }
-"""Name on the command line -> its name and its memory in GiB, as the vendor gives it."""
+"""Name on the command line -> its name, its memory in GiB and ten times its compute capability, as the vendor gives
+them."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where a plan is to run. backend: which planner; memory: bytes; what: how messages call that memory."""
+    """Where a plan is to run. backend: which planner; memory: bytes; what: how messages call that memory; title: how
+    they call a card; capability: ten times its compute capability."""
 
     name: str
     backend: str  # cpu or cuda
     memory: int
     what: str
+    title: str = ""
+    capability: int | None = None  # None: not a card
 
 
 def present_card() -> Device | None:
@@ -68,11 +72,11 @@ def find_device(name: str) -> Device:
         from engine.backends.cuda.card import Card
 
         card = Card()
-        return Device("cuda", "cuda", card.free_memory(), f"{card.name} has free")
+        return Device("cuda", "cuda", card.free_memory(), f"{card.name} has free", card.name, card.capability)
     key = name.lower().replace(" ", "").replace("_", "")
     if key not in CARDS:
         close = difflib.get_close_matches(key[:40], CARDS, 1)
         hint = f"did you mean {close[0]}?" if close else f"expected cpu, cuda or one of {', '.join(CARDS)}"
         raise ReproduceError(f"--device: there is no {name[:40]!r} in the list of devices: {hint}")
-    title, gibibytes = CARDS[key]
-    return Device(key, "cuda", gibibytes * _GIB, f"an {title} has")
+    title, gibibytes, capability = CARDS[key]
+    return Device(key, "cuda", gibibytes * _GIB, f"an {title} has", title, capability)

@@ -7,7 +7,7 @@ from typing import Any
 from engine.plan import Plan, make_plan
 from engine.program import Program, build_program
 from reproduce.configuration import Configuration
-from reproduce.errors import PlanRefused
+from reproduce.errors import PlanRefused, ReproduceError
 from reproduce.model.code import graph_of
 from reproduce.planning.devices import Device
 from reproduce.planning.items import TITLES, Memory, ParameterItem, memory_of, parameters_of
@@ -181,8 +181,25 @@ def refusal(found: Report, limit: Limit) -> PlanRefused | None:
     )
 
 
+def require_tier(configuration: Configuration, device: Device) -> None:
+    """Raises ReproduceError for a device that cannot run the configuration's tier, as the engine would."""
+    if configuration.tier != "prod":
+        return
+    if device.capability is None:
+        raise ReproduceError("the tier prod runs on a card: name one, such as --device h200, or set run.device: cuda")
+    from engine.backends.cuda.opening import OLDEST_MIXED_CAPABILITY
+
+    if device.capability < OLDEST_MIXED_CAPABILITY:
+        raise ReproduceError(
+            f"{device.title} has compute capability {device.capability / 10}, the tier prod needs at least "
+            f"{OLDEST_MIXED_CAPABILITY / 10}: use the tier portable"
+        )
+
+
 def require_memory(configuration: Configuration, device: Device) -> Report:
-    """The report of a configuration that fits the device. Raises PlanRefused for one that does not."""
+    """The report of a configuration that fits the device. Raises PlanRefused for one that does not, and as
+    `require_tier`."""
+    require_tier(configuration, device)
     limit = limit_of(device, None)
     refuse_early(configuration, limit)
     found = report(configuration, device)

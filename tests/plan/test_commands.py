@@ -12,6 +12,7 @@ from data_pipeline import fetch, prepare
 from reproduce.cli import main
 from reproduce.configuration import load_configuration
 from reproduce.model.code import write_code
+from reproduce.planning.devices import CARDS
 from tests.plan.models import EXAMPLE, EXPERIMENTS
 
 BAD = EXAMPLE.replace("hidden=4 * d,", "hidden=4 * d, out=4 * d,")
@@ -127,6 +128,20 @@ def test_plan_for_a_card(project: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["plan", "gpt2-124m", "--device", "gtx1650"]) == 5
     assert "an NVIDIA GeForce GTX 1650 has 4.0 GiB" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", "gpt2-124m", "--device", "h200"]) == 0
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_plan_of_the_tier_prod(project: Path, precision: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of all devices in the list only those of compute capability 8.0 or more are planned for."""
+    prod = ["plan", "-S", "tier=prod", "-S", f"train.precision={precision}"]
+    for name, (title, _, capability) in CARDS.items():
+        assert main([*prod, "--device", name]) == (0 if capability >= 80 else 2)
+        said = capsys.readouterr().err
+        wanted = f"reproduce: {title} has compute capability {capability / 10}, the tier prod needs at least 8.0: use "
+        assert said == ("" if capability >= 80 else f"{wanted}the tier portable\n")
+    assert {name for name, (_, _, capability) in CARDS.items() if capability < 80} >= {"gtx1650", "rtx2080ti", "t4"}
+    assert main([*prod, "--device", "cpu"]) == 2
+    assert "the tier prod runs on a card: name one, such as --device h200" in capsys.readouterr().err
 
 
 def test_plan_draws(project: Path) -> None:

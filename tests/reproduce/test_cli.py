@@ -220,3 +220,12 @@ def test_use_keeps_what_nothing_else_has(project):
     assert said.startswith("params.yaml was edited: it is kept as params.yaml.before\nparams.yaml is now ")
     assert before.read_text(encoding="utf-8") == edited
     assert "before" not in project.git("status", "--porcelain")
+
+
+def test_the_stage_plan_refuses_the_tier_prod_without_a_card(prepared):
+    prepared.write_params({"tier": "prod", "train": {"precision": "bf16"}})
+    try:
+        said = prepared.call("stage", "plan", code=2).stderr
+    finally:
+        prepared.write_params()
+    assert "the tier prod runs on a card: name one" in said
