@@ -57,8 +57,9 @@ def gc(
         if faults:
             raise Corrupt(
                 f"nothing was collected: {faults[0].message}\nThe store is not whole: "
-                "`reproduce fsck` names everything that is damaged; restore it, or remove the "
-                "record or run that needs it"
+                "`reproduce fsck` names everything that is damaged; `reproduce pull URL` or `reproduce import CAPSULE` "
+                f"brings back what a record needs. To do without the rest, move {store.path} away: "
+                "`reproduce train` makes another"
             )
         unreached = tuple(name for name in store.objects() if name not in found.needed)
         leftovers = tuple(

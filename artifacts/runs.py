@@ -120,7 +120,10 @@ class Run:
         if damaged is None:
             return None
         raise DamagedBundle(
-            f"run {self.run_id}: none of its bundles can be read; the newest: {damaged}", None
+            f"run {self.run_id}: none of its bundles can be read; the newest: {damaged}\n"
+            "`reproduce pull URL` or `reproduce import CAPSULE` brings back those of a record elsewhere; to start "
+            f"anew, move {self.store.path} away and run `reproduce train`",
+            None,
         ) from damaged
 
     def set_state(self, status: Status) -> None:

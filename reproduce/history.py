@@ -10,7 +10,6 @@ from artifacts import (
     Attestation,
     Bundle,
     Resolved,
-    RunInfo,
     Store,
     find_records,
     hash_bytes,
@@ -18,13 +17,16 @@ from artifacts import (
     load_bundle,
     read_attestations,
     read_record,
+    read_run,
     record_bundles,
     resolve,
 )
+from artifacts.errors import Corrupt
+from artifacts.runs import run_ids
 from reproduce import outputs
 from reproduce.configuration import Configuration, SamplingSpec, differences, explain, from_identity
 from reproduce.display import counted
-from reproduce.errors import Changed, ConfigurationError, Inconclusive, ReproduceError
+from reproduce.errors import Changed, ConfigurationError, CorruptOutput, Inconclusive, ReproduceError
 from reproduce.imported import is_imported, sample_imported
 from reproduce.lineage import Lineage
 from reproduce.naming import FINAL, REMEDY, digits, final_from_folder, find_state
@@ -66,14 +68,16 @@ def show_committed(project: Project) -> Iterator[str]:
 def log_lines(project: Project, configuration: Configuration) -> Iterator[str]:
     """One line per run and per record, each from the oldest to the newest."""
     store = project.store(configuration.run)
-    runs = [(info, Lineage.read(info.lineage, info.run_id)) for info in list_runs(store)]
-    for info, lineage in sorted(runs, key=lambda run: (_began(run[1]), run[0].run_id)):
-        yield _run_line(info, lineage)
-    records = [(name, read_attestations(store, name).values()) for name in find_records(store)]
-    for name, attestations in sorted(records, key=lambda entry: (_first_seen(entry[1]), entry[0])):
-        yield _record_line(store, name, attestations)
+    runs = [entry for run_id in run_ids(store) if (entry := _run_line(store, run_id)) is not None]
+    records = [_record_line(store, name) for name in find_records(store)]
+    yield from (line for _, line in (*sorted(runs), *sorted(records)))
     if not runs and not records:
         yield f"no runs in {store.path} yet: `dvc repro` makes one"
+
+
+def _damaged(kind: str, name: str) -> tuple[str, str]:
+    """What takes the place of a line, at the beginning: its time cannot be told."""
+    return "", f"{kind} {name[:12]}  damaged: `reproduce fsck` says what is wrong with it"
 
 
 def _began(lineage: Lineage | None) -> str:
@@ -85,27 +89,40 @@ def _first_seen(attestations: Iterable[Attestation]) -> str:
     return min((attestation.finished for attestation in attestations), default="")
 
 
-def _record_line(store: Store, name: str, attestations: Iterable[Attestation]) -> str:
-    record = read_record(store, name)
+def _record_line(store: Store, name: str) -> tuple[str, str]:
+    """When it was first seen, and the line."""
+    try:
+        record, attestations = read_record(store, name), read_attestations(store, name).values()
+    except Corrupt:
+        return _damaged("record", name)
     seen = [a for a in attestations if a.activity == "verified"]
     verdicts = sorted({str(a.verdict.get("verdict")) for a in seen})
     verified = f"verified {counted(len(seen), 'time')} ({', '.join(verdicts)})" if seen else "not verified yet"
     first = _first_seen(attestations)
     loss = record.results.get("validation_loss")
-    return (
+    return first, (
         f"record {name[:12]}  {counted(record.steps, 'step')}  final bundle {record.final_bundle[:12]}  "
         f"validation loss {f'{loss:.4f}' if isinstance(loss, float) else 'not known'}"
         f"{f'  since {first}' if first else ''}  {verified}"
     )
 
 
-def _run_line(info: RunInfo, lineage: Lineage | None) -> str:
+def _run_line(store: Store, run_id: str) -> tuple[str, str] | None:
+    """When it began, and the line; None for one that was only about to be made."""
+    try:
+        info = read_run(store, run_id)
+        lineage = None if info is None else Lineage.read(info.lineage, run_id)
+    except (Corrupt, CorruptOutput):
+        return _damaged("run", run_id)
+    if info is None:
+        return None
     last = max(info.bundles, default=None)
     reached = "no bundle yet" if last is None else f"bundle {info.bundles[last][:12]} of step {last}"
     steps = "?" if lineage is None else lineage.configuration["train"]["steps"]
-    started = f"  since {began}" if (began := _began(lineage)) else ""
+    began = _began(lineage)
+    started = f"  since {began}" if began else ""
     sessions = 0 if lineage is None else len(lineage.sessions)
-    return (
+    return began, (
         f"run {info.run_id[:12]}  {info.status}  {reached} of {steps}  "
         f"{counted(sessions, 'session')}{started}{_fork(lineage)}"
     )
