@@ -22,6 +22,7 @@ from artifacts import (
     resolve,
 )
 from artifacts.errors import Corrupt
+from artifacts.record import loads
 from artifacts.runs import run_ids
 from reproduce import outputs
 from reproduce.configuration import Configuration, SamplingSpec, differences, explain, from_identity
@@ -220,6 +221,7 @@ def sample_text(
     if prefix == FINAL:
         name = digits(project, prefix)
         bundle = final_from_folder(project, name)
+        configuration = _configuration_of_final(project, name, configuration)
     else:
         store = project.store(configuration.run)
         name = find_bundle(store, prefix)
@@ -248,6 +250,20 @@ def _with_options(sampling: SamplingSpec, options: Mapping[str, Any]) -> Samplin
 def configuration_of(store: Store, name: str, present: Configuration) -> Configuration:
     """The configuration that a bundle was made with, with the present run options."""
     return from_identity(_recorded(store, name), present.run, f"configuration of bundle {name}")
+
+
+def _configuration_of_final(project: Project, name: str, present: Configuration) -> Configuration:
+    """The same for the pipeline's final bundle, of which run/ may be all that is here. Where nothing tells, the present
+    one, which the bundle's state is then compared with as it is loaded."""
+    path = project.outputs / "record.json"
+    if path.is_file():
+        record = loads(path.read_bytes(), str(path))
+        if record.final_bundle == name:
+            return from_identity(record.configuration, present.run, str(path))
+    try:
+        return configuration_of(project.store(present.run), name, present)
+    except Inconclusive:
+        return present
 
 
 def require_same_configuration(store: Store, name: str, present: Configuration) -> None:
