@@ -119,9 +119,11 @@ def available_cores() -> int:
 def load_configuration(path: Path, overrides: Iterable[str] = ()) -> Configuration:
     """The checked configuration of a YAML file with `key.key=value` overrides; raises ConfigurationError."""
     value = load_yaml(read_text(path), str(path))
+    what = str(path)
     for text in overrides:
         apply_override(value, text)
-    return check(value, str(path))
+        what += f" with -S {text}" if what == str(path) else f" -S {text}"
+    return check(value, what)
 
 
 def check(value: Any, what: str) -> Configuration:
@@ -239,6 +241,10 @@ _EXPECTED = {
 }
 
 
+# Patterns that have a name.
+_PATTERNS = {r"\A[0-9a-f]{64}\z": "64 hexadecimal digits (0-9, a-f)"}
+
+
 def explain(details: ErrorDetails, whole: Any) -> str:
     """One fault as: path, expected, found, what to do."""
     kind, found = details["type"], details["input"]
@@ -247,7 +253,8 @@ def explain(details: ErrorDetails, whole: Any) -> str:
         known = _known_keys(details["loc"], whole)
         return f"{path}: no such key{_suggest(str(details['loc'][-1]), known)}"
     if kind == "missing":
-        written = _suggest_written(str(details["loc"][-1]), siblings)
+        known = _known_keys(details["loc"], whole)
+        written = _suggest_written(str(details["loc"][-1]), [key for key in siblings if key not in known])
         return f"{path}: expected a value, found none: add it{written}"
     if kind == "value_error":
         message = str(details["ctx"]["error"]) if "ctx" in details else details["msg"]
@@ -258,7 +265,7 @@ def explain(details: ErrorDetails, whole: Any) -> str:
     template = _EXPECTED.get(kind)
     if template is None:
         return f"{path}: {details['msg']}, found {_show(found)}"
-    expected = template.format(**details.get("ctx", {}))
+    expected = _PATTERNS.get(details.get("ctx", {}).get("pattern", "")) or template.format(**details.get("ctx", {}))
     return f"{path}: expected {expected}, found {_show(found)}{_remedy(kind, found)}"
 
 
@@ -283,7 +290,7 @@ def _path(location: tuple[int | str, ...], whole: Any) -> tuple[str, list[str]]:
 
 
 def _known_keys(location: tuple[int | str, ...], whole: Any) -> list[str]:
-    """Keys that the section of an unknown key has room for: those of its model that are not written yet."""
+    """Keys that the section of a key at fault has room for: those of its model."""
     model: Any = Configuration
     for part in location[:-1]:
         model = _child_model(model, part)
@@ -319,8 +326,8 @@ def _models_in(annotation: Any) -> Iterable[Any]:
         yield from _models_in(argument)
 
 
-def _suggest_written(key: str, siblings: list[str]) -> str:
-    close = difflib.get_close_matches(key, siblings, 1)
+def _suggest_written(key: str, unknown: list[str]) -> str:
+    close = difflib.get_close_matches(key, unknown, 1)
     return f" (is {close[0]!r} a misspelling of it?)" if close else ""
 
 

@@ -73,7 +73,7 @@ def test_params_is_the_default_experiment_byte_for_byte():
         ("data.tokenizer={kind: bpe}", "data.tokenizer.vocabulary: expected a value, found none: add it"),
         ("data.tokenizer={kind: bpe, vocabulary: 300, size: 3}", "data.tokenizer.size: no such key"),
         ("data.sources=[]", "data.sources: expected a list of at least 1"),
-        ("data.sources.0.sha256=abc", "data.sources.0.sha256: expected text that matches"),
+        ("data.sources.0.sha256=abc", "data.sources.0.sha256: expected 64 hexadecimal digits (0-9, a-f), found the text 'abc'"),
         ("data.sources.0.versoin=1", "data.sources.0.versoin: no such key: did you mean 'version'?"),
         ("data.cleaning=[upper]", "data.cleaning.0: expected 'strip_bom', 'newlines' or 'nfc'"),
         ("data.cleaning=[nfc, nfc]", "expected each step once"),
@@ -108,6 +108,21 @@ def test_a_misspelt_key_that_is_needed_is_told_from_both_sides(tmp_path):
     message = changed(tmp_path, "  warmup_steps:", "  warmup_step:")
     assert "train.warmup_steps: expected a value, found none: add it (is 'warmup_step' a misspelling of it?)" in message
     assert "train.warmup_step: no such key: did you mean 'warmup_steps'?" in message
+
+
+@pytest.mark.parametrize("key", ["beta1", "beta2", "d_model"])
+def test_a_missing_key_is_no_misspelling_of_a_right_one(tmp_path, key):
+    line = next(line for line in TINY.read_text(encoding="utf-8").splitlines(True) if line.strip().startswith(key))
+    message = changed(tmp_path, line, "")
+    assert message.endswith(f".{key}: expected a value, found none: add it")
+
+
+def test_faults_of_an_override_name_it():
+    assert fault("train.steps=3", "train.stepz=3").startswith(
+        f"{TINY} with -S train.steps=3 -S train.stepz=3 is not a usable configuration:"
+    )
+    with_file = fault("train.stepz=3").partition(" is not")[0]
+    assert with_file == f"{TINY} with -S train.stepz=3"
 
 
 def test_a_key_twice_is_refused(tmp_path):
