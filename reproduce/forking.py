@@ -16,6 +16,8 @@ from reproduce.history import configuration_of, find_bundle
 from reproduce.lineage import Fork, Lineage
 from reproduce.normative import normative_sources
 from reproduce.outputs import shortest
+from reproduce.planning.devices import find_device
+from reproduce.planning.report import require_memory
 from reproduce.project import Project
 from reproduce.training import Finished, train
 from reproduce.workbench import identity_of, open_workbench
@@ -44,6 +46,8 @@ def fork(project: Project, present: Configuration, bundle: str | None, overrides
             f"bundle {parent} is at step {step}, and the fork would end at train.steps={after.train.steps}: "
             f"give more steps, such as -S train.steps={2 * max(step, 1)}"
         )
+    # Before a run is begun: what this machine cannot train shall leave none.
+    require_memory(after, find_device(after.run.device))
     changes = differences(before.identity(), after.identity())
     for line in changes:
         say(f"fork: {line}")
@@ -86,7 +90,7 @@ def last_bundle(project: Project, present: Configuration, store: Store) -> str:
     identity = identity_of(present, dataset)
     wanted = identity.run_id(sources_digest(normative_sources()))
     nearest: list[str] | None = None
-    where = ""
+    where = newest = ""
     for info in list_runs(store):
         lineage = Lineage.read(info.lineage, info.run_id)
         if info.run_id == wanted and info.bundles:
@@ -95,14 +99,17 @@ def last_bundle(project: Project, present: Configuration, store: Store) -> str:
             continue
         found = _apart(lineage, dict(identity.configuration), dataset.hash)
         if nearest is None or len(found) < len(nearest):
-            nearest, where = found, f"run {info.run_id[:12]}, at bundle {info.bundles[max(info.bundles)][:12]}"
+            nearest, newest = found, info.bundles[max(info.bundles)][:12]
+            where = f"run {info.run_id[:12]}, at bundle {newest}"
     if nearest is None:
         raise Inconclusive(f"there is no run in {store.path} to go on from: `dvc repro` begins one")
     listed = "\n".join(f"  {line}" for line in nearest)
+    remedies = "Undo these changes to go on with it, or begin a new run with `reproduce train`"
+    if all(line.startswith((*MAY_CHANGE, "source ")) for line in nearest):
+        remedies += f", or make a fork of it: `reproduce resume {newest} --fork -S KEY=VALUE`"
     raise Changed(
         f"there is no run of the present configuration, data and sources to go on from. The nearest is {where}:\n"
-        f"{listed}\nUndo these changes to go on with it, begin a new run with `reproduce train`, or make a fork of it: "
-        "`reproduce resume BUNDLE --fork -S KEY=VALUE`"
+        f"{listed}\n{remedies}"
     )
 
 

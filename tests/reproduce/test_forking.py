@@ -7,6 +7,7 @@ from contextlib import chdir
 import pytest
 
 from artifacts import list_runs, load_bundle, read_record
+from engine.backends.cuda.errors import DeviceUnavailable
 from reproduce import cli
 from reproduce.diff.sides import find_side
 from reproduce.lineage import Lineage
@@ -97,6 +98,34 @@ def test_resuming_under_another_configuration_lists_what_changed(spoilt, capsys)
     said = call(spoilt, capsys, "resume", code=2).err
     assert "train.learning_rate: was 0.002, is 0.001" in said
     assert "--fork" in said
+    assert len(list_runs(spoilt.store)) == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "may"),
+    [
+        ("train", "learning_rate", 0.001, True),
+        ("model", "dropout", 0.2, True),
+        ("model", "layers", 2, False),
+        (None, "tier", "debug", False),
+    ],
+)
+def test_a_fork_is_offered_where_it_works(spoilt, capsys, section, key, value, may):
+    params = spoilt.project.params
+    whole = json.loads(params.read_bytes())
+    (whole if section is None else whole[section])[key] = value
+    params.write_text(json.dumps(whole), encoding="utf-8")
+    said = call(spoilt, capsys, "resume", code=2).err
+    assert f"{key}: was" in said
+    assert (f"resume {spoilt.bundles()[12][:12]} --fork" in said) == may
+
+
+def test_a_fork_that_cannot_be_trained_here_leaves_no_run(spoilt, capsys, monkeypatch):
+    def absent(name):
+        raise DeviceUnavailable("there is no card")
+
+    monkeypatch.setattr("reproduce.forking.find_device", absent)
+    assert "there is no card" in call(spoilt, capsys, "resume", "--fork", "-S", "train.steps=14", code=3).err
     assert len(list_runs(spoilt.store)) == 1
 
 
