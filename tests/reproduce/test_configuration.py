@@ -73,7 +73,10 @@ def test_params_is_the_default_experiment_byte_for_byte():
         ("data.tokenizer={kind: bpe}", "data.tokenizer.vocabulary: expected a value, found none: add it"),
         ("data.tokenizer={kind: bpe, vocabulary: 300, size: 3}", "data.tokenizer.size: no such key"),
         ("data.sources=[]", "data.sources: expected a list of at least 1"),
-        ("data.sources.0.sha256=abc", "data.sources.0.sha256: expected 64 hexadecimal digits (0-9, a-f), found the text 'abc'"),
+        (
+            "data.sources.0.sha256=abc",
+            "data.sources.0.sha256: expected 64 hexadecimal digits (0-9, a-f), found the text 'abc'",
+        ),
         ("data.sources.0.versoin=1", "data.sources.0.versoin: no such key: did you mean 'version'?"),
         ("data.cleaning=[upper]", "data.cleaning.0: expected 'strip_bom', 'newlines' or 'nfc'"),
         ("data.cleaning=[nfc, nfc]", "expected each step once"),
