@@ -40,7 +40,8 @@ def find_dataset(project: Project, spec: DataSpec, wanted: str, say: Callable[[s
     found = look_for_dataset(project, wanted)
     if found is not None:
         return found
-    say("data: data/dataset is not the record's; building it anew from its sources")
+    here = "data/dataset is not the record's" if project.dataset.exists() else "there is no data/dataset"
+    say(f"data: {here}; building the record's anew from its sources")
     own = _own(project, wanted)
     try:
         fetch(spec, own / "raw", project.root)

@@ -75,6 +75,17 @@ def test_diff_blames_the_folder_that_is_no_store(lab, words):
     assert said.startswith("reproduce: corpus is no store")
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_verify_says_whether_there_is_a_dataset(spoilt, there):
+    shutil.rmtree(spoilt.project.dataset)
+    if there:
+        spoilt.project.dataset.mkdir()
+    with contextlib.chdir(spoilt.project.root), contextlib.redirect_stdout(io.StringIO()) as out:
+        assert cli.main(["verify", spoilt.record, "--steps", "1:1"]) == 0
+    expected = "data/dataset is not the record's" if there else "there is no data/dataset"
+    assert f"data: {expected}; building the record's anew" in out.getvalue()
+
+
 def test_diff_takes_no_final(lab):
     code, said = call(lab, "diff", lab.record, "final")
     assert code == 2
