@@ -10,7 +10,7 @@ from data_pipeline import fetch, prepare
 from reproduce import outputs
 from reproduce.committing import commit
 from reproduce.configuration import Configuration
-from reproduce.display import say
+from reproduce.display import counted, say
 from reproduce.planning.devices import find_device
 from reproduce.planning.report import portable_summary, require_memory
 from reproduce.planning.sizes import size
@@ -25,8 +25,8 @@ REMEDY = "run `dvc repro`"
 def fetch_stage(project: Project, configuration: Configuration) -> None:
     """Sources to data/raw."""
     manifest = fetch(configuration.data, project.raw, project.root)
-    size = sum(document.size for document in manifest.documents)
-    say(f"fetched {len(manifest.documents)} documents, {size:,} bytes")
+    length = sum(document.size for document in manifest.documents)
+    say(f"fetched {counted(len(manifest.documents), 'document')}, {counted(length, 'byte')}")
 
 
 def prepare_stage(project: Project, configuration: Configuration) -> None:

@@ -167,8 +167,12 @@ def _explain(source: Source, error: UnexpectedInput) -> ModelError:
         if token.type in ("NAME", "NUMBER", "DECIMAL", "TEXT"):
             shown = str(token) if len(token) <= 40 else f"{token[:40]}..."
             found = f"{found}, {shown}" if token.type != "NAME" else f"the name {shown}"
+        # A tab is no indentation, so a block may seem to end before it.
+        if (next_character := source.text[span.start : span.end]) == "\t":
+            found = f"the character {next_character!r}"
         types = set(error.accepts or error.expected)
         advice = ": begin with model Name(context=..., vocab=...):" if "MODEL" in types else ""
+        advice = f": {_INSTEAD[next_character]}" if next_character == "\t" else advice
         return fault(source, span, f"expected {_expected(types)}, found {found}{advice}")
     end = len(source.text.rstrip())
     return fault(source, Span(end, end + 1), f"expected more, found {_TOKENS['$END']}")

@@ -125,7 +125,7 @@ def _memory_table(found: Report, limit: Limit) -> Table:
 def _note(found: Report, category: str, items: Sequence[Item]) -> str:
     train, model = found.configuration.train, found.configuration.model
     if category == "gradients":
-        return f"{found.plan.gradient_sets} sets, to add up {train.shards} shards in their order"
+        return f"{counted(found.plan.gradient_sets, 'set')}, to add up {counted(train.shards, 'shard')} in their order"
     if category == "attention" and found.plan.sizes.batch < train.batch:
         whole = train.batch * model.heads * model.context**2
         return (

@@ -16,6 +16,11 @@ SYNTAX = [
     ("  x = token", "   x = token", "line 3, column 4: expected a name, repeat or the end of the block, found a deep"),
     ("  logits", " logits", "line 7, column 2: expected 0 or 2 spaces before this line, as a block has, found 1"),
     ("  logits", "\tlogits", "found the character '\\t': indent with spaces"),
+    (
+        "    x = x + a",
+        "\tx = x + a",
+        "line 5, column 1: expected an indented block, found the character '\\t': indent with",
+    ),
     ("d = 256;", "d == 256;", "line 2, column 6: expected a value, found '='"),
     ("d = 256;", "d = 256 8;", "line 2, column 11: expected an operator, '(', ';' or the end of the line, found a"),
     ("d = 256;", "d = ;", "line 2, column 7: expected a value, found ';'"),

@@ -289,6 +289,16 @@ def test_what_is_no_size(text: str) -> None:
         parse_size(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"), [("4GB", "4GiB"), ("4 gb", "4GiB"), ("1.5G", "1.5GiB"), ("512mib", "512MiB"), ("9k", "9KiB")]
+)
+def test_a_unit_as_others_write_it_is_no_size(text: str, meant: str) -> None:
+    """It would be powers of ten to one reader and of two to another."""
+    with pytest.raises(ReproduceError, match=rf"did you mean {meant}\?$"):
+        parse_size(text)
+    assert parse_size(meant) > 0
+
+
 @pytest.mark.parametrize("number", ["4", "4.5", " 512 "])
 def test_a_number_without_its_unit_is_no_size(number: str) -> None:
     """It would be bytes to one reader and gibibytes to another."""
