@@ -92,9 +92,27 @@ def _report(error: Exception, debug: bool) -> int:
     return UNEXPECTED
 
 
+_REMEDIES = {
+    errno.EACCES: "give yourself the right to it or name another place",
+    errno.EPERM: "give yourself the right to it or name another place",
+    errno.EROFS: "name a place that can be written",
+    errno.EISDIR: "a file is expected there: name one",
+    errno.ENOTDIR: "a folder is expected there: name one",
+    errno.ENOSPC: "make room there or name another place",
+    errno.EDQUOT: "make room there or name another place",
+}
+
+
 def _of_system(error: OSError) -> str:
-    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-    return f"{where}{error.strerror or error}"
+    """The file as the user knows it, what the system says of it, and what to do."""
+    where = ""
+    if isinstance(error.filename, str | bytes):
+        path = Path(os.fsdecode(error.filename))
+        # Files are written under another name first; see outputs.write_bytes.
+        name = path.name.removeprefix(".").removesuffix(".partial") if path.name.endswith(".partial") else path.name
+        where = f"{path.with_name(name) if name else path}: "
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{where}{error.strerror or error}" + (f": {remedy}" if remedy else "")
 
 
 def _complain(text: str) -> None:

@@ -69,5 +69,9 @@ class Project:
         return self.root / Path(run.store).expanduser()
 
     def store(self, run: RunOptions, read_only: bool = False) -> Store:
+        """The store that `run.store` names. Raises ReproduceError if there is a file in its place."""
+        path = self.store_path(run)
+        if blocking := next((place for place in (path, *path.parents) if place.is_file()), None):
+            raise ReproduceError(f"run.store: expected a folder, found the file {blocking}: name a folder")
         self.private()
-        return Store(self.store_path(run), read_only=read_only)
+        return Store(path, read_only=read_only)

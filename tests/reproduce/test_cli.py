@@ -229,3 +229,36 @@ def test_the_stage_plan_refuses_the_tier_prod_without_a_card(prepared):
     finally:
         prepared.write_params()
     assert "the tier prod runs on a card: name one" in said
+
+
+@pytest.mark.parametrize("command", [["log"], ["fsck"], ["gc"], ["train"]])
+@pytest.mark.parametrize("store", ["dvc.yaml", "dvc.yaml/store"])
+def test_a_store_that_is_a_file(prepared, command, store):
+    prepared.write_params({"run": {"store": store}})
+    try:
+        said = prepared.call(*command, code=2).stderr
+    finally:
+        prepared.write_params()
+    assert (
+        said == f"reproduce: run.store: expected a folder, found the file {prepared.root / 'dvc.yaml'}: name a folder\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.EACCES, "Permission denied: give yourself the right to it or name another place"),
+        (errno.EROFS, "Read-only file system: name a place that can be written"),
+        (errno.ENOTDIR, "Not a directory: a folder is expected there: name one"),
+        (errno.EISDIR, "Is a directory: a file is expected there: name one"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+def test_errors_of_the_system_name_the_file_that_was_meant(project, monkeypatch, number, says):
+    """The name that a file has while it is written is nobody's business."""
+
+    def refuse(path, data):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", refuse)
+    assert project.call("use", "tiny", code=2).stderr == f"reproduce: {project.root / 'params.yaml'}: {says}\n"
