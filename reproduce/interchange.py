@@ -1,5 +1,6 @@
 """Bundles to and from files of other programs, with the names that the configuration's model gives."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from engine.program import build_program
 from engine.spec import ModelSpec
 from reproduce.errors import ReproduceError
 from reproduce.gpt2 import gpt2_config, gpt2_names, their_names
+from reproduce.kinds import require_andrea, require_safetensors
 from reproduce.outputs import write_json
 
 GPT2_LACKS = ("Adam's moments (set to zero)", "the step (set to 0)", *ANDREA_LACKS[1:])
@@ -61,6 +63,7 @@ def import_gpt2(store: Store, path: Path, model: ModelSpec) -> Imported:
     file = path / "model.safetensors" if path.is_dir() else path
     names = gpt2_names(model)
     what = f"safetensors file {file}"
+    require_safetensors(file)
     found, _ = read_safetensors(file)
     renamed = their_names(set(found))
     if len(set(renamed.values())) != len(renamed):
@@ -86,7 +89,9 @@ def export_andrea(bundle: Bundle, model: ModelSpec, path: Path) -> None:
 
 def import_andrea(store: Store, path: Path, model: ModelSpec) -> Imported:
     """Takes an ANDREA checkpoint into `store` as a bundle."""
-    found = read_andrea(path, layout_of(model))
+    layout = layout_of(model)
+    require_andrea(path, sum(math.prod(shape) for _, shape in layout))
+    found = read_andrea(path, layout)
     return _save(store, found.tensors, found.step, "andrea", path, ANDREA_LACKS)
 
 

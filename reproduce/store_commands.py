@@ -155,7 +155,9 @@ def import_(path: Path, kind: str, files: Path | None) -> None:
             _say(f"Check it: reproduce verify {contents.record[:12]}")
         case "folder":
             from artifacts import import_folder
+            from reproduce.kinds import require_folder
 
+            require_folder(path)
             bundle = import_folder(store, path)
             _say(f"bundle {bundle} is in the store; `reproduce gc` removes it unless a run or record lists it")
         case _:
@@ -181,10 +183,12 @@ def attest(record: str, add: Path | None) -> int:
     from artifacts.attestation import loads, statement, write_attestation
     from artifacts.canonical import MAX_BYTES
     from artifacts.durable import read_whole
+    from reproduce.kinds import require_statement
 
     _, _, store = _open()
     name = _record(store, record)
     if add is not None:
+        require_statement(add)
         what = f"attestation {add}"
         write_attestation(store, loads(read_whole(add, MAX_BYTES, what), name, what))
     seen = read_attestations(store, name)
