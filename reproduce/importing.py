@@ -13,12 +13,11 @@ from artifacts import (
 )
 from artifacts.errors import Ambiguous, InvalidInput
 from artifacts.record import loads
-from data_pipeline import open_dataset
 from reproduce.configuration import RunOptions, from_identity
 from reproduce.errors import Differs, Inconclusive, ReproduceError
 from reproduce.naming import FINAL, digits, final_from_folder, require_digits
 from reproduce.project import Project
-from reproduce.workbench import workbench_over
+from reproduce.workbench import open_workbench
 
 
 def find_or_import(project: Project, options: RunOptions, prefix: str) -> tuple[Store, str]:
@@ -66,7 +65,7 @@ def _import(project: Project, options: RunOptions, store: Store, path: Path) -> 
     record = loads(path.read_bytes(), str(path))
     final = final_from_folder(project, record.final_bundle)
     configuration = from_identity(record.configuration, options, str(path))
-    with store.using(), workbench_over(configuration, open_dataset(project.dataset)) as workbench:
+    with store.using(), open_workbench(configuration, project.dataset) as workbench:
         workbench.trainer.initialise()
         first = save_bundle(store, workbench.trainer.state(), workbench.identity.state(0))
         if first != record.first_bundle:

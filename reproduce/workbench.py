@@ -17,6 +17,7 @@ from engine.trainer import BatchSource, Trainer
 from reproduce.configuration import Configuration, RunOptions, SamplingSpec
 from reproduce.display import say_aside
 from reproduce.errors import ConfigurationError
+from reproduce.prepared import require_made
 from reproduce.state import Identity
 from reproduce.vocabulary import check_vocabulary
 
@@ -119,11 +120,13 @@ def check_dataset(configuration: Configuration, dataset: Dataset) -> None:
 
 @contextmanager
 def open_workbench(configuration: Configuration, directory: Path, *, exactly: bool = True) -> Iterator[Workbench]:
-    """Opens the dataset in `directory` and makes a trainer without a state. Raises PlanRefused, CorruptDataError.
+    """Opens the dataset in `directory` and makes a trainer without a state. Raises PlanRefused, CorruptDataError,
+    Inconclusive if there is no dataset.
 
     exactly: in the arithmetic of the configuration's tier; otherwise a run of the tier prod is replayed in that of
     portable, to see how far apart they lie.
     """
+    require_made(directory)
     dataset = open_dataset(directory)
     with workbench_over(configuration, dataset, exactly=exactly) as workbench:
         yield workbench

@@ -1,6 +1,7 @@
 """What belongs together is used together: a configuration, the dataset made from it, its run and its lock."""
 
 import json
+import shutil
 
 import pytest
 
@@ -9,6 +10,8 @@ from data_pipeline import open_dataset
 from reproduce.committing import commit
 from reproduce.configuration import check
 from reproduce.errors import ConfigurationError, Inconclusive
+from reproduce.history import sample_text
+from reproduce.importing import find_or_import
 from reproduce.prepared import first_difference, open_prepared
 from reproduce.selftest.lab import settings_with
 from reproduce.stages import evaluate_stage, plan_stage, prepare_stage, train_stage
@@ -47,6 +50,15 @@ def test_what_no_stage_has_made_yet_is_not_called_damaged(lab, tmp_path, stage):
     project = type(lab.project)(tmp_path)
     with pytest.raises(Inconclusive, match="has not run yet: run `dvc repro`"):
         stage(project, lab.configuration)
+
+
+def test_without_a_dataset_a_bundle_is_not_called_damaged(spoilt):
+    shutil.rmtree(spoilt.project.dataset)
+    with pytest.raises(Inconclusive, match="run `dvc repro`"):
+        sample_text(spoilt.project, spoilt.configuration, "final", {})
+    shutil.rmtree(spoilt.project.private())
+    with pytest.raises(Inconclusive, match="run `dvc repro`"):
+        find_or_import(spoilt.project, spoilt.configuration.run, spoilt.record)
 
 
 @pytest.mark.parametrize(
