@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reproduce.display import print_line
+from reproduce.display import counted, print_line
 
 if TYPE_CHECKING:
     from artifacts import Store
@@ -53,12 +53,19 @@ def _say(text: str) -> None:
     print_line(sys.stdout, text)
 
 
+def _require_no_file(url: str) -> None:
+    from reproduce.errors import ReproduceError
+
+    if Path(url).is_file():
+        raise ReproduceError(f"{url} is a file: name a folder or a URL (`export` and `import` are for single files)")
+
+
 def _moved(verb: str, transfer: "Transfer") -> None:
     from reproduce.planning.sizes import size
 
     _say(
-        f"{verb} {len(transfer.records)} records: {transfer.sent} objects ({size(transfer.bytes)}), "
-        f"{transfer.present} were there already"
+        f"{verb} {counted(len(transfer.records), 'record')}: {counted(transfer.sent, 'object')} "
+        f"({size(transfer.bytes)}), {transfer.present} were there already"
     )
     for record in transfer.records:
         _say(f"  {record}")
@@ -71,6 +78,7 @@ def push(url: str, records: Sequence[str]) -> None:
     """Copy RECORDS (all, if none is named) with all they need to URL: a folder, s3://bucket/folder, ..."""
     from artifacts.transfer import push as send
 
+    _require_no_file(url)
     _, _, store = _open()
     chosen = [_record(store, prefix) for prefix in records] or None
     _moved("pushed", send(store, url, chosen))
@@ -83,6 +91,7 @@ def pull(url: str, records: Sequence[str]) -> None:
     """Copy RECORDS (all, if none is named) with all they need from URL; every byte is verified."""
     from artifacts.transfer import pull as fetch
 
+    _require_no_file(url)
     _, _, store = _open()
     _moved("pulled", fetch(store, url, list(records) or None))
 

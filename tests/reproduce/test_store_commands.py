@@ -30,7 +30,7 @@ def other(prepared):
 def test_push_and_pull(other):
     record = other.record()
     said = other.call("pull", str(other.root / "shelf"), record[:10]).stdout
-    assert "pulled 1 records" in said
+    assert "pulled 1 record: " in said
     assert record in said
     assert find_records(other.store()) == [record]
     assert "were there already" in other.call("pull", str(other.root / "shelf")).stdout
@@ -41,6 +41,12 @@ def test_push_and_pull(other):
         assert "is not a store" in said
         assert not (other.root / nothing / "STORE_FORMAT").exists()
     other.call("pull", str(other.root / "shelf"), "0000", code=2)
+
+
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_a_file_is_no_place_for_a_store(prepared, command):
+    said = prepared.call(command, "params.yaml", code=2).stderr
+    assert said.startswith("reproduce: params.yaml is a file: name a folder or a URL")
 
 
 def test_a_capsule_is_verified_without_the_sources_of_its_data(prepared):
