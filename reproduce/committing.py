@@ -14,6 +14,7 @@ from artifacts import (
     write_record,
 )
 from artifacts.record import dumps
+from artifacts.runs import run_ids
 from reproduce import outputs
 from reproduce.configuration import Configuration, differences
 from reproduce.environment import fingerprint, hardware_class
@@ -32,7 +33,8 @@ REMEDY = "run `dvc repro`"
 def commit(project: Project, configuration: Configuration) -> str:
     """Writes the record to the store and to run/record.json, attests that this machine trained it; returns its hash.
 
-    Raises ConfigurationError if params.yaml or dvc.lock is not that of the run.
+    Raises ConfigurationError if params.yaml or dvc.lock is not that of the run, Inconclusive if the store has no such
+    run.
     """
     run = outputs.read_json(project.outputs / "run.json", REMEDY)
     results = {
@@ -55,6 +57,8 @@ def commit_run(
 ) -> tuple[str, Record]:
     """The record of a finished run, in the store and attested to, and its hash."""
     store = project.store(configuration.run)
+    if run_id not in run_ids(store):
+        raise Inconclusive(f"run {run_id} is not in {store.path}: `reproduce train` makes it anew")
     info = read_run(store, run_id)
     lineage = None if info is None else Lineage.read(info.lineage, run_id)
     if info is None or lineage is None:

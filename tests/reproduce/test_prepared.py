@@ -61,6 +61,12 @@ def test_without_a_dataset_a_bundle_is_not_called_damaged(spoilt):
         find_or_import(spoilt.project, spoilt.configuration.run, spoilt.record)
 
 
+def test_a_run_that_the_store_has_not_is_missing_not_damaged(spoilt):
+    shutil.rmtree(spoilt.project.private())
+    with pytest.raises(Inconclusive, match="`reproduce train` makes it anew"):
+        commit(spoilt.project, spoilt.configuration)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"train": {"steps": 13}}, {"train": {"learning_rate": 1e-3}}, {"data": OTHER_DATA["sources"]}],
