@@ -7,8 +7,10 @@ import pytest
 from artifacts import load_bundle
 from engine.trainer import Trainer
 from reproduce.configuration import check
-from reproduce.errors import ConfigurationError
+from reproduce.errors import ConfigurationError, ReproduceError
+from reproduce.project import Project
 from reproduce.selftest.lab import Deviation, Lab, make_lab, settings_with
+from reproduce.stages import train_stage
 from reproduce.verification.distances import Tolerance
 from tests.cuda import fake_card
 from tests.cuda.emulation import COMPILER
@@ -66,9 +68,12 @@ def test_tier_and_precision_have_to_fit(changes, said):
 
 
 def test_training_on_a_cpu_is_refused(tmp_path):
+    """By the stage `plan`, and by training itself for who goes past that."""
     settings = {**PROD, "run": {"device": "cpu"}}
-    with pytest.raises(ConfigurationError, match="the tier prod trains on cuda, found cpu"):
+    with pytest.raises(ReproduceError, match="the tier prod runs on a card"):
         make_lab(tmp_path / "project", settings)
+    with pytest.raises(ConfigurationError, match="the tier prod trains on cuda, found cpu"):
+        train_stage(Project(tmp_path / "project"), check(settings_with(settings), "it"))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
