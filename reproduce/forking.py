@@ -18,6 +18,7 @@ from reproduce.normative import normative_sources
 from reproduce.outputs import shortest
 from reproduce.planning.devices import find_device
 from reproduce.planning.report import require_memory
+from reproduce.prepared import require_made
 from reproduce.project import Project
 from reproduce.training import Finished, train
 from reproduce.workbench import identity_of, open_workbench
@@ -34,6 +35,7 @@ def fork(project: Project, present: Configuration, bundle: str | None, overrides
     before = configuration_of(store, parent, present)
     after = changed(before, overrides)
     state = load_manifest(store, parent).state
+    require_made(project.dataset)
     if (here := open_dataset(project.dataset).hash) != state["dataset"]:
         raise ConfigurationError(
             f"bundle {parent} was made with dataset {state['dataset']}, {project.dataset} is {here}: a fork goes on "
@@ -86,6 +88,7 @@ def require_run(project: Project, present: Configuration) -> None:
 def last_bundle(project: Project, present: Configuration, store: Store) -> str:
     """The newest bundle of the run of the present configuration. Raises Changed if there is no such run, listing how
     the nearest one differs."""
+    require_made(project.dataset)
     dataset = open_dataset(project.dataset)
     identity = identity_of(present, dataset)
     wanted = identity.run_id(sources_digest(normative_sources()))

@@ -6,6 +6,7 @@ import numpy as np
 
 from artifacts import Bundle
 from artifacts.bundle import Array
+from data_pipeline.manifest import MANIFEST
 from engine.errors import StateMismatch
 from reproduce.configuration import Configuration, SamplingSpec
 from reproduce.errors import ReproduceError
@@ -29,6 +30,10 @@ def sample_imported(
             f"bundle {name} was imported from a file that does not say what its tokens mean: "
             "add --tokenizer with the folder of a dataset that has the tokenizer it was trained with, "
             "such as --tokenizer data/dataset (`reproduce stage prepare` makes one)"
+        )
+    if not (tokenizer / MANIFEST).is_file():
+        raise ReproduceError(
+            f"--tokenizer: {tokenizer} is no dataset, it has no {MANIFEST}: name the folder of one, such as data/dataset"
         )
     nothing_yet: dict[str, Array] = {
         "history/digest": np.empty((0, 32), np.uint8),

@@ -159,7 +159,7 @@ def test_text_of_an_imported_bundle(prepared, kind):
     assert prepared.call("sample", imported, *options, "--tokenizer", "data/dataset").stdout == expected
     assert "--tokenizer data/dataset" in prepared.call("sample", imported, *options, code=2).stderr
     prepared.call("sample", imported, *options, "--tokenizer", "nothing", code=2)
-    prepared.call("sample", imported, *options, "--tokenizer", "corpus", code=4)
+    prepared.call("sample", imported, *options, "--tokenizer", "corpus", code=2)
     said = prepared.call("sample", "final", *options, "--tokenizer", "data/dataset", code=2).stderr
     assert "trained with its own" in said
     prepared.call("export", imported, "again", "--as", kind)
