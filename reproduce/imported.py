@@ -33,7 +33,7 @@ def sample_imported(
         )
     if not (tokenizer / MANIFEST).is_file():
         raise ReproduceError(
-            f"--tokenizer: {tokenizer} is no dataset, it has no {MANIFEST}: name the folder of one, such as data/dataset"
+            f"--tokenizer: {tokenizer} is no dataset (it has no {MANIFEST}): name one's folder, such as data/dataset"
         )
     nothing_yet: dict[str, Array] = {
         "history/digest": np.empty((0, 32), np.uint8),
