@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from artifacts import (
+    Record,
     Store,
     hash_bytes,
     import_folder,
+    list_runs,
     resolve,
     save_bundle,
     write_digests,
@@ -61,9 +63,17 @@ def bring_final(project: Project, options: RunOptions, word: str) -> str:
 
 
 def _import(project: Project, options: RunOptions, store: Store, path: Path) -> str:
-    """Puts the record and the bundles it names into the store; the first one follows from the configuration."""
+    """Puts the record and the bundles it names into the store; the first one follows from the configuration.
+
+    Where a run of this store ended in the record's bundle, as after `dvc repro` on outputs that were committed already,
+    its bundles are the record's.
+    """
     record = loads(path.read_bytes(), str(path))
     final = final_from_folder(project, record.final_bundle)
+    if saved := _saved_on_the_way(store, record):
+        with store.using():
+            write_digests(store, [bytes(row) for row in final.tensors["history/digest"]])
+            return write_record(store, record, saved)
     configuration = from_identity(record.configuration, options, str(path))
     with store.using(), open_workbench(configuration, project.dataset) as workbench:
         workbench.trainer.initialise()
@@ -76,3 +86,11 @@ def _import(project: Project, options: RunOptions, store: Store, path: Path) -> 
         import_folder(store, project.outputs / "bundle")
         write_digests(store, [bytes(row) for row in final.tensors["history/digest"]])
         return write_record(store, record, {})
+
+
+def _saved_on_the_way(store: Store, record: Record) -> dict[int, str]:
+    """By step, the bundles of a run from the record's first bundle to its final one; empty if there is no such run."""
+    for info in list_runs(store):
+        if info.bundles.get(record.steps) == record.final_bundle and record.first_bundle in info.bundles.values():
+            return dict(info.bundles)
+    return {}
