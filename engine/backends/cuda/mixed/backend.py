@@ -12,6 +12,7 @@ from engine.backends.cuda.backend import CONSTANTS, STATE, CudaBackend
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.layout import CudaLayout
 from engine.backends.cuda.mixed.flash import Flash
+from engine.backends.cuda.mixed.hopper_attention import HopperAttention, serves
 from engine.backends.cuda.mixed.products import WORKSPACE, Products
 from engine.backends.cuda.mixed.run import MixedRun
 from engine.backends.cuda.run import THREADS, Run, ceiling
@@ -23,7 +24,7 @@ from engine.optimizer import NORM_CHUNK
 from engine.plan import Plan
 from engine.program import Program
 from engine.schedule import StepValues
-from engine.spec import Precision, TrainSpec
+from engine.spec import HALF_DTYPES, Precision, TrainSpec
 
 FIRST_SCALE, LARGEST_SCALE, SMALLEST_SCALE = 2.0**16, 2.0**24, 1.0
 STEPS_UNTIL_LARGER = 2000  # good steps in a row after which the scale doubles (as in PyTorch's GradScaler)
@@ -42,7 +43,11 @@ class MixedBackend(CudaBackend):
         main, side = self.launcher.streams
         workspaces = self.address("products")
         self.products = Products(card.name, {main: workspaces, side: workspaces + WORKSPACE})
-        self.flash = Flash(main, precision)
+        self.attention: Flash | HopperAttention
+        if serves(card.capability):
+            self.attention = HopperAttention(self.launcher, HALF_DTYPES[precision])
+        else:
+            self.attention = Flash(main, precision)
         self._choices: dict[str, str] = {}  # of the products of a training step
         self._unit = Unit("optimizer_mixed", {"HALF_BF16": int(precision == "bf16")})
 
@@ -197,7 +202,7 @@ class MixedBackend(CudaBackend):
 
     def _place(self) -> dict[str, Any]:
         """What the bits of this tier depend on."""
-        return {"card": self.card.name, "cublasLt": self.products.version, "cudnn": self.flash.version}
+        return {"card": self.card.name, "cublasLt": self.products.version, "attention": self.attention.name}
 
     def load_extra_state(self, state: Mapping[str, Array], *, elsewhere: bool) -> None:
         """Go on with what a bundle says; without anything, start anew. Raises StateMismatch where it was made with
@@ -218,7 +223,7 @@ def read_choices(array: Array) -> dict[str, Any]:
     """The content of CHOICES; raises StateMismatch if it is not what extra_state writes."""
     try:
         found = json.loads(array.tobytes().decode())
-        if set(found) == {"card", "cublasLt", "cudnn", "products"} and isinstance(found["products"], dict):
+        if set(found) == {"card", "cublasLt", "attention", "products"} and isinstance(found["products"], dict):
             return dict(found)
     except ValueError:
         pass
@@ -226,7 +231,7 @@ def read_choices(array: Array) -> dict[str, Any]:
 
 
 def describe(place: Mapping[str, Any]) -> str:
-    return f"{place['card']}, cuBLASLt {place['cublasLt']}, cuDNN {place['cudnn']}"
+    return f"{place['card']}, cuBLASLt {place['cublasLt']}, attention by {place['attention']}"
 
 
 def widened(narrow: npt.NDArray[np.uint16], precision: Precision) -> npt.NDArray[np.float32]:

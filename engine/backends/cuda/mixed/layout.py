@@ -11,18 +11,26 @@ from engine.backends.cuda.mixed.twins import mixed_twins
 from engine.backends.cuda.twin import Twin
 from engine.operations.base import BufferType
 from engine.program import Program
+from engine.spec import TrainSpec
 
 MOST_SHARDS_AT_ONCE = 64  # as k_join_gradients has room for
 
 
 class MixedLayout(CudaLayout):
-    """More tokens at a time than `portable`, for products that fill a card; workspaces of the libraries."""
+    """More tokens at a time than `portable`, for products that fill a card; workspaces of the libraries.
+
+    own_attention: whether our own kernels compute attention, which need less than cuDNN.
+    """
 
     tokens_at_once = USUAL_TOKENS
     most_shards = MOST_SHARDS_AT_ONCE
 
+    def __init__(self, program: Program, train: TrainSpec, tier: str, own_attention: bool) -> None:
+        self._own_attention = own_attention
+        super().__init__(program, train, tier)
+
     def twins_of(self, program: Program) -> dict[str, Twin[Any]]:
-        return mixed_twins(program, self.train)
+        return mixed_twins(program, self.train, self._own_attention)
 
     def gradient_sets(self, shards: int) -> int:
         """One that each group of shards fills, and one for each level of the tree over groups."""
