@@ -23,7 +23,9 @@
 #define LN_2 0.6931471805599453f
 // Weights are relative to a reference that follows a row's maximum with this much of slack (in powers of two).
 #define SLACK 8.0f
-#define infinity __int_as_float(INFINITY_BITS)
+#define SCORES (TILE / 2) // that a thread holds of a tile of 64 x 64
+
+__device__ __forceinline__ float infinity() { return __int_as_float(INFINITY_BITS); }
 
 struct Attention {
     const uint16 *qkv, *y, *dy;
@@ -50,15 +52,15 @@ __device__ __forceinline__ Place place_of(const Attention &p, int tiles) {
 // Through a shuffle, so that the compiler knows it to be the same for a whole warp.
 __device__ __forceinline__ int warpgroup() { return __shfl_sync(ALL_LANES, threadIdx.x / 128, 0); }
 
-// Descriptor of a tile in shared memory, swizzled over its row. `rows` are those of a box.
-__device__ __forceinline__ uint64 tile_descriptor(uint32 address, int rows) {
+// Descriptor of a tile in shared memory, swizzled over its row.
+__device__ __forceinline__ uint64 tile_descriptor(uint32 address) {
     uint64 swizzle = ROW_BYTES == 128 ? 1ull : 2ull;
-    return (uint64)((address & 0x3ffff) >> 4) | ((uint64)(rows * ROW_BYTES / 16) << 16) |
+    return (uint64)((address & 0x3ffff) >> 4) | ((uint64)(TILE * ROW_BYTES / 16) << 16) |
            ((uint64)(8 * ROW_BYTES / 16) << 32) | (swizzle << 62);
 }
 
 // What 16 elements further along a row, and 16 rows further down, add to a descriptor.
-__device__ __forceinline__ int along(int k, int rows) { return DP == 128 ? (k / 4) * (rows * 8) + (k % 4) * 2 : 2 * k; }
+__device__ __forceinline__ int along(int k) { return k / 4 * (TILE * ROW_BYTES / 16) + k % 4 * 2; }
 __device__ __forceinline__ int down(int k) { return k * ROW_BYTES; }
 
 __device__ __forceinline__ void copy_tile(uint32 to, const TensorMap *map, int token, int head, int row, uint32 barrier, int acts = 1) {
@@ -82,24 +84,21 @@ __device__ __forceinline__ void load_left(Fragments &f, const uint16 *from, int6
         }
 }
 
-// scores (+)= left times a tile's rows.
-template <int COUNT>
-__device__ __forceinline__ void multiply_rows(float (&d)[COUNT], const Fragments &left, uint64 tile, int rows) {
+// scores = left times a tile's rows.
+__device__ __forceinline__ void multiply_rows(float (&d)[SCORES], const Fragments &left, uint64 tile) {
 #pragma unroll
-    for (int k = 0; k < DEPTHS; k++) half_product<0>(d, left.a[k], tile + along(k, rows), k > 0);
+    for (int k = 0; k < DEPTHS; k++) half_product<0>(d, left.a[k], tile + along(k), k > 0);
 }
 
-template <int COUNT>
-__device__ __forceinline__ void multiply_rows(float (&d)[COUNT], uint64 left, uint64 tile, int rows) {
+__device__ __forceinline__ void multiply_rows(float (&d)[SCORES], uint64 left, uint64 tile) {
 #pragma unroll
-    for (int k = 0; k < DEPTHS; k++) half_product<0>(d, left + along(k, TILE), tile + along(k, rows), k > 0);
+    for (int k = 0; k < DEPTHS; k++) half_product<0>(d, left + along(k), tile + along(k), k > 0);
 }
 
-// d += left [64 x 16 STEPS] times a tile.
-template <int COUNT, int STEPS>
-__device__ __forceinline__ void add_tile(float (&d)[COUNT], const uint32 (&left)[STEPS][4], uint64 tile) {
+// d += left [64 x 64] times a tile.
+__device__ __forceinline__ void add_tile(float (&d)[DP / 2], const uint32 (&left)[TILE / 16][4], uint64 tile) {
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) half_product<1>(d, left[k], tile + down(k), 1);
+    for (int k = 0; k < TILE / 16; k++) half_product<1>(d, left[k], tile + down(k), 1);
 }
 
 __device__ __forceinline__ float quad_sum(float x) {
@@ -161,32 +160,29 @@ __device__ __forceinline__ uint4 decisions(const Attention &p, int head, int que
 }
 
 // One bit for each of a thread's scores, rows queries from `query` (a multiple of 16) on, columns keys from `key` on.
-template <int COUNT>
-__device__ __forceinline__ void kept_by_query(uint32 (&kept)[COUNT / 32], const Attention &p, int head, int query, int key) {
+__device__ __forceinline__ uint32 kept_by_query(const Attention &p, int head, int query, int key) {
     int lane = lane_of_thread();
+    uint32 kept = 0;
 #pragma unroll
-    for (int i = 0; i < COUNT / 32; i++) kept[i] = 0;
-#pragma unroll
-    for (int k = 0; k < COUNT / 8; k++) {
+    for (int k = 0; k < SCORES / 8; k++) {
         uint4 w = decisions(p, head, query + lane / 4, key + 16 * k + 2 * (lane & 3));
         uint32 words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             uint32 word = words[2 * (e & 1) + e / 2];
-            kept[k / 4] |= (uint32)((word & 0xffff) >= p.mask.threshold) << ((8 * k + e) % 32);
-            kept[k / 4] |= (uint32)((word >> 16) >= p.mask.threshold) << ((8 * k + 4 + e) % 32);
+            kept |= (uint32)((word & 0xffff) >= p.mask.threshold) << (8 * k + e);
+            kept |= (uint32)((word >> 16) >= p.mask.threshold) << (8 * k + 4 + e);
         }
     }
+    return kept;
 }
 
 // The same where rows are keys and columns are queries.
-template <int COUNT>
-__device__ __forceinline__ void kept_by_key(uint32 (&kept)[COUNT / 32], const Attention &p, int head, int query, int key) {
+__device__ __forceinline__ uint32 kept_by_key(const Attention &p, int head, int query, int key) {
     int lane = lane_of_thread(), g = lane / 4, odd = g & 1;
+    uint32 kept = 0;
 #pragma unroll
-    for (int i = 0; i < COUNT / 32; i++) kept[i] = 0;
-#pragma unroll
-    for (int k = 0; k < COUNT / 8; k++) {
+    for (int k = 0; k < SCORES / 8; k++) {
         // Of the two blocks that its pairs lie in a lane draws one, and the lane with the key beside it the other.
         uint4 w = decisions(p, head, query + 16 * k + 2 * (lane & 3) + odd, key + g);
         uint32 own[2] = {odd ? w.z : w.x, odd ? w.w : w.y}, others[2];
@@ -198,12 +194,13 @@ __device__ __forceinline__ void kept_by_key(uint32 (&kept)[COUNT / 32], const At
             for (int e = 0; e < 4; e++) {
                 uint32 word = (e & 1) == odd ? own[c] : others[c];
                 uint32 decision = e / 2 ? word >> 16 : word & 0xffff;
-                kept[k / 4] |= (uint32)(decision >= p.mask.threshold) << ((8 * k + 4 * c + e) % 32);
+                kept |= (uint32)(decision >= p.mask.threshold) << (8 * k + 4 * c + e);
             }
     }
+    return kept;
 }
 
-__device__ __forceinline__ bool is_kept(const uint32 *kept, int i) { return !DROPOUT || (kept[i / 32] >> (i % 32) & 1); }
+__device__ __forceinline__ bool is_kept(uint32 kept, int i) { return !DROPOUT || (kept >> i & 1); }
 
 // --- a ring of tiles ------------------------------------------------------------------------------------------------
 
@@ -258,31 +255,7 @@ __device__ __forceinline__ Ring<STAGES, BYTES> make_ring(uint32 memory, uint64 *
     return ring;
 }
 
-// Warpgroups of a block queue their products in turn, so that one weighs scores while the products of another run.
-template <int GROUPS>
-struct Turns {
-    int group;
-
-    __device__ __forceinline__ void begin() const {
-        if (GROUPS > 1 && group == GROUPS - 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
-    }
-    __device__ __forceinline__ void take() const {
-        if (GROUPS > 1) asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
-    }
-    // `more`: whether the first of them comes again.
-    __device__ __forceinline__ void pass(bool more) const {
-        int next = group + 1 == GROUPS ? 0 : group + 1;
-        if (GROUPS > 1 && (next > 0 || more)) asm volatile("bar.arrive %0, 256;" ::"r"(1 + next) : "memory");
-    }
-    __device__ __forceinline__ void skip(bool more) const {
-        take();
-        pass(more);
-    }
-};
-
 // --- forward --------------------------------------------------------------------------------------------------------
-
-#define FORWARD_SCORES (FORWARD_KEYS / 2) // that a thread holds
 
 struct Rows {
     float reference[2], sum[2]; // of a thread's two rows; references are in powers of two
@@ -290,10 +263,10 @@ struct Rows {
 
 // Scores become weights relative to the rows' references, which follow if they have to; what sums are to be multiplied
 // by then, and whether any of the warp's are.
-__device__ __forceinline__ bool weigh(float (&s)[FORWARD_SCORES], Rows &rows, float scale, float (&factor)[2]) {
+__device__ __forceinline__ bool weigh(float (&s)[SCORES], Rows &rows, float scale, float (&factor)[2]) {
     float top[2] = {s[0], s[2]};
 #pragma unroll
-    for (int i = 0; i < FORWARD_SCORES; i++) top[(i >> 1) & 1] = fmaxf(top[(i >> 1) & 1], s[i]);
+    for (int i = 0; i < SCORES; i++) top[(i >> 1) & 1] = fmaxf(top[(i >> 1) & 1], s[i]);
     bool follow = false;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -312,7 +285,7 @@ __device__ __forceinline__ bool weigh(float (&s)[FORWARD_SCORES], Rows &rows, fl
         }
     }
 #pragma unroll
-    for (int i = 0; i < FORWARD_SCORES; i++) {
+    for (int i = 0; i < SCORES; i++) {
         int r = (i >> 1) & 1;
         s[i] = exp2f(s[i] * scale - rows.reference[r]);
         rows.sum[r] += s[i];
@@ -324,66 +297,54 @@ extern "C" __global__ void __launch_bounds__(128 * FORWARD_GROUPS, FORWARD_BLOCK
     k_attention_forward(const __grid_constant__ TensorMap map, Attention p) {
     extern __shared__ int8 dynamic[];
     __shared__ uint64 barriers[2 * FORWARD_STAGES];
-    constexpr int BOXES = FORWARD_KEYS / TILE, KEYS_BYTES = BOXES * TILE_BYTES;
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u;
     int tiles = (p.tokens + FORWARD_GROUPS * TILE - 1) / (FORWARD_GROUPS * TILE);
     Place place = place_of(p, tiles);
     int first = (tiles - 1 - place.tile) * FORWARD_GROUPS * TILE, own = first + warpgroup() * TILE;
     int b = place.head / p.heads, h = place.head % p.heads, lane = lane_of_thread();
     int row = own + 16 * ((threadIdx.x / WARP) & 3) + lane / 4;
-    int steps = (min(first + FORWARD_GROUPS * TILE, p.tokens) + FORWARD_KEYS - 1) / FORWARD_KEYS;
-    int own_steps = own < p.tokens ? (min(own + TILE, p.tokens) + FORWARD_KEYS - 1) / FORWARD_KEYS : 0;
-    auto ring = make_ring<FORWARD_STAGES, 2 * KEYS_BYTES, FORWARD_GROUPS>(memory, barriers, steps);
+    int steps = (min(first + FORWARD_GROUPS * TILE, p.tokens) + TILE - 1) / TILE;
+    int own_steps = own < p.tokens ? own / TILE + 1 : 0;
+    auto ring = make_ring<FORWARD_STAGES, 2 * TILE_BYTES, FORWARD_GROUPS>(memory, barriers, steps);
     auto copy = [&](int step, int acts) {
-        barrier_expect(ring.arrival(step), 2 * KEYS_BYTES, acts);
-#pragma unroll
-        for (int part = 1; part <= 2; part++) // keys and values
-#pragma unroll
-            for (int box = 0; box < BOXES; box++)
-#pragma unroll
-                for (int half = 0; half < HALVES; half++)
-                    copy_box(ring.at(step) + (part - 1) * KEYS_BYTES + half * BOXES * TILE * ROW_BYTES + box * TILE * ROW_BYTES,
-                             &map, 64 * half, step * FORWARD_KEYS + box * TILE, part * p.heads + h, b, ring.arrival(step), acts);
+        barrier_expect(ring.arrival(step), 2 * TILE_BYTES, acts);
+        copy_tile(ring.at(step), &map, step * TILE, p.heads + h, b, ring.arrival(step), acts);
+        copy_tile(ring.at(step) + TILE_BYTES, &map, step * TILE, 2 * p.heads + h, b, ring.arrival(step), acts);
     };
     ring.begin(copy);
     int64 line = (int64)p.heads * p.width;
     Fragments q;
     load_left(q, p.qkv + (int64)b * p.tokens * 3 * line + h * p.width, 3 * line, own, p.tokens, p.width);
-    float scale = p.scale * LOG2_E, o[DP / 2], s[FORWARD_SCORES];
-    uint32 weights[FORWARD_KEYS / 16][4];
+    float scale = p.scale * LOG2_E, o[DP / 2], s[SCORES];
+    uint32 weights[TILE / 16][4];
     Rows rows = {{-1e30f, -1e30f}, {0.0f, 0.0f}};
 #pragma unroll
     for (int i = 0; i < DP / 2; i++) o[i] = 0.0f;
-    Turns<FORWARD_TURNS ? FORWARD_GROUPS : 1> turns = {warpgroup()};
-    turns.begin();
     auto take = [&](int step, bool first) {
         ring.wait(step);
-        uint64 keys = tile_descriptor(ring.at(step), FORWARD_KEYS);
-        turns.take();
+        uint64 keys = tile_descriptor(ring.at(step));
         products_begin();
-        multiply_rows(s, q, keys, FORWARD_KEYS);
+        multiply_rows(s, q, keys);
         products_commit();
         if (!first) {
-            add_tile(o, weights, tile_descriptor(ring.at(step - 1) + KEYS_BYTES, FORWARD_KEYS));
+            add_tile(o, weights, tile_descriptor(ring.at(step - 1) + TILE_BYTES));
             products_commit();
         }
-        turns.pass(step + 1 < steps);
         if (first) products_wait<0>();
         else products_wait<1>();
         products_done(s);
-        int key = step * FORWARD_KEYS;
-        if (key + FORWARD_KEYS > own + 1) {
+        int key = step * TILE;
+        if (step + 1 == own_steps) {
 #pragma unroll
-            for (int i = 0; i < FORWARD_SCORES; i++)
-                if (key + 8 * (i / 4) + 2 * (lane & 3) + (i & 1) > row + 8 * ((i >> 1) & 1)) s[i] = -infinity;
+            for (int i = 0; i < SCORES; i++)
+                if (key + 8 * (i / 4) + 2 * (lane & 3) + (i & 1) > row + 8 * ((i >> 1) & 1)) s[i] = -infinity();
         }
         float factor[2];
         bool follow = weigh(s, rows, scale, factor);
         if (DROPOUT) {
-            uint32 kept[FORWARD_SCORES / 32];
-            kept_by_query<FORWARD_SCORES>(kept, p, place.head, own + 16 * ((threadIdx.x / WARP) & 3), key);
+            uint32 kept = kept_by_query(p, place.head, own + 16 * ((threadIdx.x / WARP) & 3), key);
 #pragma unroll
-            for (int i = 0; i < FORWARD_SCORES; i++) s[i] = is_kept(kept, i) ? s[i] : 0.0f;
+            for (int i = 0; i < SCORES; i++) s[i] = is_kept(kept, i) ? s[i] : 0.0f;
         }
         products_wait<0>();
         products_done(o);
@@ -391,15 +352,15 @@ extern "C" __global__ void __launch_bounds__(128 * FORWARD_GROUPS, FORWARD_BLOCK
 #pragma unroll
             for (int i = 0; i < DP / 2; i++) o[i] *= factor[(i >> 1) & 1];
 #pragma unroll
-        for (int k = 0; k < FORWARD_KEYS / 16; k++) left_operand(weights[k], s, k);
+        for (int k = 0; k < TILE / 16; k++) left_operand(weights[k], s, k);
         ring.pass(step, copy);
     };
     if (own_steps > 0) take(0, true);
     for (int step = 1; step < own_steps; step++) take(step, false);
-    for (int step = own_steps; step < steps; step++) turns.skip(step + 1 < steps), ring.skip(step, copy);
+    for (int step = own_steps; step < steps; step++) ring.skip(step, copy);
     if (own_steps == 0) return;
     products_begin();
-    add_tile(o, weights, tile_descriptor(ring.at(own_steps - 1) + KEYS_BYTES, FORWARD_KEYS));
+    add_tile(o, weights, tile_descriptor(ring.at(own_steps - 1) + TILE_BYTES));
     products_commit();
     products_wait<0>();
     products_done(o);
@@ -415,8 +376,6 @@ extern "C" __global__ void __launch_bounds__(128 * FORWARD_GROUPS, FORWARD_BLOCK
 }
 
 // --- backward, over queries -----------------------------------------------------------------------------------------
-
-#define SCORES (TILE / 2) // that a thread holds of a tile of 64 x 64
 
 // Both left operands of each warpgroup of a block, from two tensors, to shared memory; asked for by thread 0.
 __device__ __forceinline__ void copy_lefts(uint32 to, const TensorMap *a, int a_head, const TensorMap *b, int b_head, int token,
@@ -470,12 +429,12 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
         int at = row + 8 * r, padded = (p.tokens + TILE - 1) / TILE * TILE;
         delta[r] = quad_sum(delta[r]);
         // Absent queries weigh nothing.
-        logarithm[r] = at < p.tokens ? p.stats[(int64)place.head * p.tokens + at] * LOG2_E : infinity;
+        logarithm[r] = at < p.tokens ? p.stats[(int64)place.head * p.tokens + at] * LOG2_E : infinity();
         if ((lane & 3) == 0 && at < padded)
             ((float2 *)p.numbers)[(int64)place.head * padded + at] = make_float2(logarithm[r], delta[r]);
     }
 #if QUERIES_SHARED
-    uint64 q = tile_descriptor(lefts + 2 * warpgroup() * TILE_BYTES, TILE), dy = q + TILE_BYTES / 16;
+    uint64 q = tile_descriptor(lefts + 2 * warpgroup() * TILE_BYTES), dy = q + TILE_BYTES / 16;
     barrier_wait(loaded, 0);
 #else
     Fragments q, &dy = left_dy;
@@ -485,24 +444,20 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
     uint32 left[TILE / 16][4];
 #pragma unroll
     for (int i = 0; i < DP / 2; i++) dq[i] = 0.0f;
-    Turns<QUERY_TURNS ? QUERY_GROUPS : 1> turns = {warpgroup()};
-    turns.begin();
     auto take = [&](int step, bool first) {
         ring.wait(step);
-        uint64 keys = tile_descriptor(ring.at(step), TILE), values = tile_descriptor(ring.at(step) + TILE_BYTES, TILE);
-        turns.take();
+        uint64 keys = tile_descriptor(ring.at(step)), values = tile_descriptor(ring.at(step) + TILE_BYTES);
         products_begin();
-        multiply_rows(s, q, keys, TILE);
+        multiply_rows(s, q, keys);
         products_commit();
-        multiply_rows(ds, dy, values, TILE);
+        multiply_rows(ds, dy, values);
         products_commit();
         if (!first) {
-            add_tile(dq, left, tile_descriptor(ring.at(step - 1), TILE));
+            add_tile(dq, left, tile_descriptor(ring.at(step - 1)));
             products_commit();
         }
-        turns.pass(step + 1 < steps);
-        uint32 kept[1];
-        if (DROPOUT) kept_by_query<SCORES>(kept, p, place.head, own + 16 * ((threadIdx.x / WARP) & 3), step * TILE);
+        uint32 kept = 0;
+        if (DROPOUT) kept = kept_by_query(p, place.head, own + 16 * ((threadIdx.x / WARP) & 3), step * TILE);
         if (first) products_wait<1>();
         else products_wait<2>();
         products_done(s);
@@ -529,10 +484,10 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
     };
     if (own_steps > 0) take(0, true);
     for (int step = 1; step < own_steps; step++) take(step, false);
-    for (int step = own_steps; step < steps; step++) turns.skip(step + 1 < steps), ring.skip(step, copy);
+    for (int step = own_steps; step < steps; step++) ring.skip(step, copy);
     if (own_steps == 0) return;
     products_begin();
-    add_tile(dq, left, tile_descriptor(ring.at(own_steps - 1), TILE));
+    add_tile(dq, left, tile_descriptor(ring.at(own_steps - 1)));
     products_commit();
     products_wait<0>();
     products_done(dq);
@@ -572,7 +527,7 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
     ring.begin(copy);
     int64 line = (int64)p.heads * p.width, start = (int64)b * p.tokens * 3 * line + h * p.width;
 #if KEYS_SHARED
-    uint64 k = tile_descriptor(lefts + 2 * group * TILE_BYTES, TILE), v = k + TILE_BYTES / 16;
+    uint64 k = tile_descriptor(lefts + 2 * group * TILE_BYTES), v = k + TILE_BYTES / 16;
     barrier_wait(loaded, 0);
 #else
     Fragments k, v;
@@ -583,29 +538,25 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
     uint32 weights[TILE / 16][4], left[TILE / 16][4];
 #pragma unroll
     for (int i = 0; i < DP / 2; i++) dk[i] = dv[i] = 0.0f;
-    Turns<KEY_TURNS ? KEY_GROUPS : 1> turns = {group};
-    turns.begin();
     auto take = [&](int step, bool first) {
         ring.wait(step);
         uint32 at = ring.at(step);
-        uint64 queries = tile_descriptor(at, TILE), dys = tile_descriptor(at + TILE_BYTES, TILE);
+        uint64 queries = tile_descriptor(at), dys = tile_descriptor(at + TILE_BYTES);
         const float4 *numbers = (const float4 *)__cvta_shared_to_generic(at + 2 * TILE_BYTES) + (lane & 3);
-        turns.take();
         products_begin();
-        multiply_rows(s, k, queries, TILE);
+        multiply_rows(s, k, queries);
         products_commit();
-        multiply_rows(ds, v, dys, TILE);
+        multiply_rows(ds, v, dys);
         products_commit();
         if (!first) {
             uint32 before = ring.at(step - 1);
-            add_tile(dv, weights, tile_descriptor(before + TILE_BYTES, TILE));
-            add_tile(dk, left, tile_descriptor(before, TILE));
+            add_tile(dv, weights, tile_descriptor(before + TILE_BYTES));
+            add_tile(dk, left, tile_descriptor(before));
             products_commit();
         }
-        turns.pass(step + 1 < steps);
-        uint32 kept[1];
+        uint32 kept = 0;
         int token = (first_tile + step) * TILE;
-        if (DROPOUT) kept_by_key<SCORES>(kept, p, place.head, token, own + 16 * ((threadIdx.x / WARP) & 3));
+        if (DROPOUT) kept = kept_by_key(p, place.head, token, own + 16 * ((threadIdx.x / WARP) & 3));
         if (first) products_wait<1>();
         else products_wait<2>();
         products_done(s);
@@ -642,14 +593,14 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
         ring.pass(step, copy);
     };
     int own_start = present ? group : steps;
-    for (int step = 0; step < own_start; step++) turns.skip(step + 1 < steps), ring.skip(step, copy);
+    for (int step = 0; step < own_start; step++) ring.skip(step, copy);
     if (present) take(group, true);
     for (int step = own_start + 1; step < steps; step++) take(step, false);
     if (!present) return;
     uint32 last = ring.at(steps - 1);
     products_begin();
-    add_tile(dv, weights, tile_descriptor(last + TILE_BYTES, TILE));
-    add_tile(dk, left, tile_descriptor(last, TILE));
+    add_tile(dv, weights, tile_descriptor(last + TILE_BYTES));
+    add_tile(dk, left, tile_descriptor(last));
     products_commit();
     products_wait<0>();
     products_done(dk);

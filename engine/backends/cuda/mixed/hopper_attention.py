@@ -28,7 +28,6 @@ class Form:
     groups: int
     blocks: int
     stages: int
-    turns: bool = False  # whether its warpgroups queue products in turn
 
 
 @dataclass(frozen=True)
@@ -36,18 +35,17 @@ class Shape:
     """The forms of the kernels of one padded width of a head."""
 
     forward: Form
-    forward_keys: int  # of a step
     queries: Form
     queries_shared: int  # whether left operands stand in shared memory, else in registers
     keys: Form
     keys_shared: int
 
 
-# The fastest of those tried on an H200 that need no spills (docs/prod.md).
+# The fastest of those tried on an H200 (docs/prod.md).
 SHAPES = {
-    32: Shape(Form(2, 2, 4), 64, Form(2, 2, 4), 1, Form(3, 1, 4), 1),
-    64: Shape(Form(2, 2, 4), 64, Form(1, 3, 3), 1, Form(2, 1, 4), 1),
-    128: Shape(Form(2, 1, 4), 64, Form(2, 1, 4), 0, Form(2, 1, 3), 1),
+    32: Shape(Form(2, 2, 4), Form(1, 4, 4), 1, Form(1, 3, 4), 1),
+    64: Shape(Form(2, 2, 4), Form(1, 3, 3), 1, Form(2, 1, 4), 1),
+    128: Shape(Form(2, 1, 4), Form(2, 1, 4), 0, Form(2, 1, 3), 1),
 }
 
 
@@ -78,13 +76,11 @@ def kernels_unit(dtype: str, wide: int, dropout: bool) -> Unit:
         "HALF_BF16": int(dtype == "bfloat16"),
         "DP": wide,
         "DROPOUT": int(dropout),
-        "FORWARD_KEYS": shape.forward_keys,
         "QUERIES_SHARED": shape.queries_shared,
         "KEYS_SHARED": shape.keys_shared,
     }
     for name, form in (("FORWARD", shape.forward), ("QUERY", shape.queries), ("KEY", shape.keys)):
         macros |= {f"{name}_GROUPS": form.groups, f"{name}_BLOCKS": form.blocks, f"{name}_STAGES": form.stages}
-        macros[f"{name}_TURNS"] = int(form.turns)
     return Unit("attention_hopper_mixed", macros)
 
 
@@ -100,9 +96,8 @@ class HopperAttention:
     def forward(self, heads: Heads, rows: int, places: Places) -> None:
         """Write y [rows, T, d] and stats [rows, heads, T] fp32."""
         wide = padded_width(heads.width)
-        shape = SHAPES[wide]
-        size = 2 * shape.forward_keys * wide * 2 * shape.forward.stages + SPARE
-        self._run("k_attention_forward", shape.forward, size, heads, rows, places, places.y)
+        form = SHAPES[wide].forward
+        self._run("k_attention_forward", form, 2 * 2 * TILE * wide * form.stages + SPARE, heads, rows, places, places.y)
 
     def backward(self, heads: Heads, rows: int, places: Places) -> None:
         """Write dqkv [rows, T, 3 d]."""
