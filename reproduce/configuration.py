@@ -103,8 +103,8 @@ class Configuration(_Section):
     def _fits_a_record(self) -> "Configuration":
         if self.train.steps > MOST_STEPS:
             raise ValueError(
-                f"train.steps may be at most {MOST_STEPS}, found {self.train.steps}: a record holds the digest of every "
-                "step. Make larger steps (train.batch)"
+                f"train.steps may be at most {MOST_STEPS}, found {self.train.steps}: a record holds the digest of "
+                "every step. Make larger steps (train.batch)"
             )
         return self
 
