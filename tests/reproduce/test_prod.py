@@ -16,7 +16,7 @@ from tests.cuda import fake_card
 from tests.cuda.emulation import COMPILER
 
 ON_A_CARD = {"d_model": 64, "hidden": 128, "context": 32, "heads": 2, "dropout": 0.1}
-EMULATED = {"d_model": 16, "hidden": 24, "context": 8, "heads": 2, "dropout": 0.1}
+EMULATED = {"d_model": 16, "hidden": 32, "context": 8, "heads": 2, "dropout": 0.1}
 PROD = {
     "tier": "prod",
     "model": ON_A_CARD,
@@ -76,7 +76,7 @@ def test_training_on_a_cpu_is_refused(tmp_path):
         train_stage(Project(tmp_path / "project"), check(settings_with(settings), "it"))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
 def test_on_the_same_card_every_bit_is_the_same(prod, tmp_path, precision):
     lab = make_lab(tmp_path / "project", {**prod, "train": {**prod["train"], "precision": precision}})
     found = lab.verify()

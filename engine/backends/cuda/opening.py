@@ -5,6 +5,7 @@ from engine.backends.cuda.card import Card
 from engine.backends.cuda.errors import DeviceUnavailable
 from engine.backends.cuda.layout import CudaLayout
 from engine.backends.cuda.mixed.backend import MixedBackend
+from engine.backends.cuda.mixed.eight import OLDEST_CAPABILITY as OLDEST_EIGHT_BIT_CAPABILITY
 from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.backends.cuda.mixed.program import mixed_program
 from engine.errors import SpecError
@@ -45,6 +46,11 @@ def open_cuda_backend(program: Program, train: TrainSpec, tier: Tier) -> tuple[P
         raise DeviceUnavailable(
             f"{card.name} has compute capability {card.capability / 10}, the tier prod needs at least "
             f"{OLDEST_MIXED_CAPABILITY / 10}: use the tier portable"
+        )
+    if train.precision == "fp8" and card.capability < OLDEST_EIGHT_BIT_CAPABILITY:
+        raise DeviceUnavailable(
+            f"{card.name} has compute capability {card.capability / 10}, train.precision: fp8 needs at least "
+            f"{OLDEST_EIGHT_BIT_CAPABILITY / 10}: use bf16"
         )
     plan.check_fits(card.free_memory(), card.name)
     if train.precision is not None:

@@ -23,7 +23,7 @@ from engine.optimizer import NORM_CHUNK
 from engine.plan import Plan
 from engine.program import Program
 from engine.schedule import StepValues
-from engine.spec import Precision, TrainSpec
+from engine.spec import HALF_DTYPES, Precision, TrainSpec
 
 FIRST_SCALE, LARGEST_SCALE, SMALLEST_SCALE = 2.0**16, 2.0**24, 1.0
 STEPS_UNTIL_LARGER = 2000  # good steps in a row after which the scale doubles (as in PyTorch's GradScaler)
@@ -44,7 +44,7 @@ class MixedBackend(CudaBackend):
         self.products = Products(card.name, {main: workspaces, side: workspaces + WORKSPACE})
         self.flash = Flash(main, precision)
         self._choices: dict[str, str] = {}  # of the products of a training step
-        self._unit = Unit("optimizer_mixed", {"HALF_BF16": int(precision == "bf16")})
+        self._unit = Unit("optimizer_mixed", {"HALF_BF16": int(HALF_DTYPES[precision] == "bfloat16")})
 
     def run(self, batch: int, context: int, shards: int | None = None) -> Run:
         shards = shards or self.layout.shards_at_once(self.train.shards)
@@ -71,7 +71,7 @@ class MixedBackend(CudaBackend):
             self.products.recorded = self._choices if self._graph is None else None
             outcome = super().train_step(step, ids, targets, values)
             self.products.recorded = None
-            if outcome.flagged is not None or np.isfinite(outcome.norm) or self.precision == "bf16":
+            if outcome.flagged is not None or np.isfinite(outcome.norm) or self.precision != "fp16":
                 break
             if self.scale <= SMALLEST_SCALE:
                 break
