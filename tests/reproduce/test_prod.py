@@ -59,7 +59,7 @@ def test_a_precision_is_part_of_the_identity_and_of_nothing_else_where_there_is_
     [
         ({"tier": "prod"}, "needs one, found none"),
         ({"train": {"precision": "bf16"}}, "only the tier prod has one, found bf16 in the tier portable"),
-        ({"tier": "prod", "train": {"precision": "fp8"}}, "precision"),
+        ({"tier": "prod", "train": {"precision": "fp4"}}, "precision"),
     ],
 )
 def test_tier_and_precision_have_to_fit(changes, said):

@@ -12,7 +12,6 @@ from engine.backends.cuda.mixed.run import MixedRun
 from engine.backends.cuda.run import THREADS, ceiling
 from engine.operations.base import BufferType, Operation
 
-OLDEST_CAPABILITY = 89
 ROWS_OF_A_BLOCK = THREADS // 32
 
 
