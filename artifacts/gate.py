@@ -2,17 +2,19 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from artifacts import durable, filesystem
+from artifacts.errors import ReadOnly
 
 
 class Gate:
     """The lock file `path`.
 
-    With `read_only`, `shared` takes the lock if the file is there and goes without otherwise: a
-    store in a folder that cannot be written is not being collected either.
+    A file that cannot be written serves as well for `shared`, if it can be read. With `read_only`,
+    `shared` takes the lock if the file is there and goes without otherwise: a store in a folder
+    that cannot be written is not being collected either.
     """
 
     def __init__(self, path: Path, read_only: bool) -> None:
@@ -71,13 +73,21 @@ class Gate:
             except OSError:
                 return None
         else:
-            descriptor = self._open_writable()
+            descriptor = self._open_writable_or_there()
         try:
             filesystem.lock_shared(descriptor)
         except BaseException:
             filesystem.close(descriptor)
             raise
         return descriptor
+
+    def _open_writable_or_there(self) -> int:
+        try:
+            return self._open_writable()
+        except ReadOnly:
+            with suppress(OSError):
+                return filesystem.open_read(self._path)
+            raise
 
     def _open_writable(self) -> int:
         with durable.write_errors(self._path):

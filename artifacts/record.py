@@ -9,12 +9,15 @@ from pydantic import ConfigDict, Field, JsonValue
 from artifacts import canonical, index
 from artifacts.bundle import load_manifest
 from artifacts.document import make_document, open_document
+from artifacts.encoding import MAX_CONTENT
 from artifacts.errors import Corrupt, InvalidInput
 from artifacts.hashing import hash_bytes, require_hash
 from artifacts.store import Store
 
 _FORMAT = "samebits record"
 DIGEST_SIZE = 32
+MOST_STEPS = MAX_CONTENT // DIGEST_SIZE
+"""Steps of which a record can hold the digests: they are one object."""
 
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

@@ -1,7 +1,7 @@
 """Do CPU and CUDA card go through the same states? Prints one line for each check; exits 1 on any difference.
 
 python benchmarks/gpu_parity.py digests EXPERIMENT STEPS     every step digest, CPU against card
-python benchmarks/gpu_parity.py repeats EXPERIMENT RUNS STEPS [bf16|fp16]
+python benchmarks/gpu_parity.py repeats EXPERIMENT RUNS STEPS [bf16|fp16|fp8]
                                                              RUNS times STEPS steps on the card, and once more with a
                                                              new trainer from the middle on: one last digest
 python benchmarks/gpu_parity.py one-step                     one small step on the card (for compute-sanitizer)

@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, help="instead of the experiment's")
     parser.add_argument("--shards", type=int, help="instead of the experiment's")
     parser.add_argument("--dropout", type=float, help="instead of the experiment's")
-    parser.add_argument("--precision", choices=("bf16", "fp16"), help="of the tier prod; without it, portable")
+    parser.add_argument("--precision", choices=("bf16", "fp16", "fp8"), help="of the tier prod; without it, portable")
 
 
 def make_trainer(name: str, arguments: argparse.Namespace) -> Trainer:

@@ -98,7 +98,7 @@ def drawn(generator: random.Random, device: str) -> dict[str, Any]:
         "device": device,
     }
     if configuration["tier"] == "prod":
-        configuration["train"]["precision"] = pick(["bf16", "fp16"])
+        configuration["train"]["precision"] = pick(["bf16", "fp16", "fp8"])
     return configuration
 
 

@@ -24,12 +24,13 @@ from gpu_step import ROOT, load
 
 HERE = Path(__file__).resolve().parent
 EXPERIMENTS = ("tiny", "char-4.8m", "andrea-12m", "andrea-120m", "gpt2-124m")
-TIERS = ("portable", "prod-bf16", "prod-fp16")
-PEER_OF = {"portable": "fp32", "prod-bf16": "bf16", "prod-fp16": "bf16"}
+TIERS = ("portable", "prod-bf16", "prod-fp16", "prod-fp8")
+PEER_OF = {"portable": "fp32", "prod-bf16": "bf16", "prod-fp16": "bf16", "prod-fp8": "bf16"}
 PROMISES = {
     "portable": "the same bits on every machine",
     "prod-bf16": "the same bits on the same model of card with the same libraries",
     "prod-fp16": "the same bits on the same model of card with the same libraries",
+    "prod-fp8": "the same bits on the same model of card with the same libraries",
 }
 Line = dict[str, Any]
 Measure = Callable[[list[str], list[str], float], Iterator[Line]]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import torch
     from peer_torch import Gpt, Step
 
-OURS: dict[str, Precision | None] = {"portable": None, "prod-bf16": "bf16", "prod-fp16": "fp16"}
+OURS: dict[str, Precision | None] = {"portable": None, "prod-bf16": "bf16", "prod-fp16": "fp16", "prod-fp8": "fp8"}
 PEERS = {"torch-fp32": "fp32", "torch-bf16": "bf16"}
 SYSTEMS = (*OURS, *PEERS)
 MOST_WINDOWS = 200

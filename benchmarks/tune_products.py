@@ -85,7 +85,7 @@ def tune(backend: MixedBackend, shape: Shape, call: tuple[Any, ...], rounds: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experiments", nargs="+")
-    parser.add_argument("--precision", choices=("bf16", "fp16"), default="bf16")
+    parser.add_argument("--precision", choices=("bf16", "fp16", "fp8"), default="bf16")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     tables = json.loads(CHOSEN.read_text(encoding="utf-8"))

@@ -21,9 +21,7 @@ def storage_errors() -> Iterator[None]:
         where = "a file" if error.filename is None else os.fsdecode(error.filename)
         message = f"{where}: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpaceError(
-                f"{message}. Nothing half-written was kept; make room and run again"
-            ) from error
+            raise NoSpaceError(f"{message}. Nothing half-written was kept; make room and run again") from error
         raise StorageError(message) from error
 
 
@@ -78,11 +76,7 @@ def _remove_orphans(target: Path) -> None:
     for path in list(target.parent.iterdir()):
         if not (path.name.startswith(prefix) and path.name.endswith((".partial", ".old"))):
             continue
-        if (
-            len(path.name.removeprefix(prefix).split(".")[0]) != 16
-            or path.is_symlink()
-            or not path.is_dir()
-        ):
+        if len(path.name.removeprefix(prefix).split(".")[0]) != 16 or path.is_symlink() or not path.is_dir():
             continue
         lock = os.open(path, os.O_RDONLY)
         try:

@@ -36,7 +36,5 @@ def decode(model: type[Model], data: bytes, path: Path) -> Model:
     except ValidationError as error:
         raise CorruptDataError(f"{path}: not a valid {model.__name__}: {error}") from error
     if encode(value) != data:
-        raise CorruptDataError(
-            f"{path}: expected canonical JSON (RFC 8785), found other bytes of the same meaning"
-        )
+        raise CorruptDataError(f"{path}: expected canonical JSON (RFC 8785), found other bytes of the same meaning")
     return value

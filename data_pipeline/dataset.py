@@ -60,21 +60,12 @@ def _open_tokenizer(path: Path, manifest: DatasetManifest) -> Tokenizer:
         raise CorruptDataError(f"{path}: expected BLAKE3 {entry.blake3}, found {found}: {REMEDY}")
     tokenizer = load_tokenizer(data, entry.kind, path)
     if tokenizer.size != entry.size:
-        raise CorruptDataError(
-            f"{path}: expected {entry.size} tokens, found {tokenizer.size}: {REMEDY}"
-        )
+        raise CorruptDataError(f"{path}: expected {entry.size} tokens, found {tokenizer.size}: {REMEDY}")
     return tokenizer
 
 
 def _open_split(directory: Path, manifest: DatasetManifest, split: Split) -> Tokens:
-    tokens = Tokens(
-        [
-            open_shard(directory, shard, manifest.dtype, manifest.tokenizer.size)
-            for shard in split.shards
-        ]
-    )
+    tokens = Tokens([open_shard(directory, shard, manifest.dtype, manifest.tokenizer.size) for shard in split.shards])
     if len(tokens) != split.tokens:
-        raise CorruptDataError(
-            f"{directory / MANIFEST}: expected {split.tokens} tokens, its shards hold {len(tokens)}"
-        )
+        raise CorruptDataError(f"{directory / MANIFEST}: expected {split.tokens} tokens, its shards hold {len(tokens)}")
     return tokens

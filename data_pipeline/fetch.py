@@ -34,14 +34,10 @@ def fetch(spec: DataSpec, directory: Path, root: Path) -> RawManifest:
         entries: list[RawDocument] = []
         for index, source in enumerate(spec.sources):
             for document in source.documents(places):
-                entries.append(
-                    _write(document, index, f"{DOCUMENTS}/{len(entries):06d}.txt", partial)
-                )
+                entries.append(_write(document, index, f"{DOCUMENTS}/{len(entries):06d}.txt", partial))
         _check_names(entries)
         places.scratch.rmdir()
-        manifest = RawManifest(
-            format="samebits raw 1", sources=spec.sources, documents=tuple(entries)
-        )
+        manifest = RawManifest(format="samebits raw 1", sources=spec.sources, documents=tuple(entries))
         (partial / MANIFEST).write_bytes(canonical.encode(manifest))
     shutil.rmtree(downloads, ignore_errors=True)
     return manifest
@@ -54,9 +50,7 @@ def _write(document: Document, source: int, file: str, directory: Path) -> RawDo
             out.write(chunk)
             digest.update(chunk)
             size += len(chunk)
-    return RawDocument(
-        name=document.name, source=source, file=file, size=size, blake3=digest.hexdigest()
-    )
+    return RawDocument(name=document.name, source=source, file=file, size=size, blake3=digest.hexdigest())
 
 
 def _check_names(entries: list[RawDocument]) -> None:

@@ -22,10 +22,6 @@ def check_files(directory: Path, expected: set[str], remedy: str) -> None:
         for file in files
     }
     if missing := sorted(expected - found):
-        raise CorruptDataError(
-            f"{directory / missing[0]}: missing ({len(missing)} in all): {remedy}"
-        )
+        raise CorruptDataError(f"{directory / missing[0]}: missing ({len(missing)} in all): {remedy}")
     if extra := sorted(found - expected):
-        raise CorruptDataError(
-            f"{directory / extra[0]}: not in the manifest ({len(extra)} in all): {remedy}"
-        )
+        raise CorruptDataError(f"{directory / extra[0]}: not in the manifest ({len(extra)} in all): {remedy}")

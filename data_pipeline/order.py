@@ -68,10 +68,7 @@ class TrainingOrder:
         """context, batch: 1 or more. seed: 0 to 2^64 - 1. Raises TooShortError where there is no
         whole window."""
         if context < 1 or batch < 1 or not 0 <= seed < 1 << 64:
-            raise ValueError(
-                f"expected context, batch >= 1 and 0 <= seed < 2^64, found {context}, {batch}, "
-                f"{seed}"
-            )
+            raise ValueError(f"expected context, batch >= 1 and 0 <= seed < 2^64, found {context}, {batch}, {seed}")
         self._tokens = tokens
         self._context = context
         self._batch = batch
@@ -113,9 +110,7 @@ class ValidationWindows:
         rows = inputs.shape[0]
         _check_shape((rows, self._context), inputs, targets)
         if first < 0 or first + rows > self.count:
-            raise IndexError(
-                f"expected windows within 0 to {self.count}, asked for {first} to {first + rows}"
-            )
+            raise IndexError(f"expected windows within 0 to {self.count}, asked for {first} to {first + rows}")
         for row in range(rows):
             _fill_row(self._tokens, first + row, inputs[row], targets[row])
 
@@ -125,9 +120,7 @@ def count_windows(tokens: TokenSequence, context: int, split: str) -> int:
     are none."""
     windows = (len(tokens) - 1) // context
     if windows < 1:
-        remedy = (
-            f"a context of at most {len(tokens) - 1}" if len(tokens) > 1 else "a shorter context"
-        )
+        remedy = f"a context of at most {len(tokens) - 1}" if len(tokens) > 1 else "a shorter context"
         share = "smaller" if split == "training" else "larger"
         raise TooShortError(
             f"the {split} split has {len(tokens)} tokens, but one window of context {context} "
@@ -140,14 +133,10 @@ def count_windows(tokens: TokenSequence, context: int, split: str) -> int:
 def _check_shape(shape: tuple[int, int], *arrays: NDArray[Any]) -> None:
     for array in arrays:
         if array.shape != shape or array.dtype != np.int32:
-            raise ValueError(
-                f"expected an int32 array of shape {shape}, found {array.dtype} {array.shape}"
-            )
+            raise ValueError(f"expected an int32 array of shape {shape}, found {array.dtype} {array.shape}")
 
 
-def _fill_row(
-    tokens: TokenSequence, window: int, inputs: NDArray[np.int32], targets: NDArray[np.int32]
-) -> None:
+def _fill_row(tokens: TokenSequence, window: int, inputs: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
     start = window * len(inputs)
     tokens.read(start, inputs)
     tokens.read(start + 1, targets)

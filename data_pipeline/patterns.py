@@ -31,8 +31,7 @@ def unsafe_reason(name: str) -> str | None:
 def _check(pattern: str) -> str:
     if (reason := unsafe_reason(pattern)) is not None:
         raise ValueError(
-            f"expected a relative path or pattern with '/' between components, found {pattern!r}: "
-            f"{reason}"
+            f"expected a relative path or pattern with '/' between components, found {pattern!r}: {reason}"
         )
     if any("**" in part and part != "**" for part in pattern.split("/")):
         raise ValueError(f"expected '**' as a whole component, found {pattern!r}")

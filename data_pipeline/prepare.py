@@ -57,9 +57,7 @@ def prepare(spec: DataSpec, raw_directory: Path, directory: Path) -> DatasetMani
         manifest = DatasetManifest(
             format="samebits dataset 1",
             dtype=dtype,
-            tokenizer=TokenizerEntry(
-                kind=spec.tokenizer.kind, size=tokenizer.size, blake3=blake3(data).hexdigest()
-            ),
+            tokenizer=TokenizerEntry(kind=spec.tokenizer.kind, size=tokenizer.size, blake3=blake3(data).hexdigest()),
             validation_permille=spec.validation_permille,
             train=_tokenize(tokenizer, train, characters - held_out, dtype),
             validation=_tokenize(tokenizer, validation, held_out, dtype),
@@ -75,9 +73,7 @@ def _open_raw(spec: DataSpec, directory: Path) -> RawManifest:
     path = directory / MANIFEST
     manifest = canonical.decode(RawManifest, read_file(path, "run fetch"), path)
     if manifest.sources != spec.sources:
-        raise DataError(
-            f"{path}: expected the sources of the configuration, found others: run fetch again"
-        )
+        raise DataError(f"{path}: expected the sources of the configuration, found others: run fetch again")
     check_files(
         directory,
         {MANIFEST, *(document.file for document in manifest.documents)},
@@ -86,9 +82,7 @@ def _open_raw(spec: DataSpec, directory: Path) -> RawManifest:
     return manifest
 
 
-def _write_text(
-    spec: DataSpec, raw: RawManifest, directory: Path, path: Path
-) -> tuple[int, set[str]]:
+def _write_text(spec: DataSpec, raw: RawManifest, directory: Path, path: Path) -> tuple[int, set[str]]:
     """Write the joined text; return its length in code points and its set of characters."""
     characters, alphabet, last = 0, set[str](), "\n"
     with path.open("x", encoding="utf-8", newline="") as out:
@@ -158,12 +152,8 @@ def _tokenize(tokenizer: Tokenizer, path: Path, characters: int, dtype: TokenTyp
 
 def _provenance(spec: DataSpec, raw: RawManifest) -> Provenance:
     documents = tuple(
-        ProvenanceDocument(
-            name=document.name, source=document.source, size=document.size, blake3=document.blake3
-        )
+        ProvenanceDocument(name=document.name, source=document.source, size=document.size, blake3=document.blake3)
         for document in raw.documents
     )
     libraries = {LIBRARY: LIBRARY_VERSION} if isinstance(spec.tokenizer, BpeTokenizer) else {}
-    return Provenance(
-        sources=raw.sources, documents=documents, cleaning=spec.cleaning, libraries=libraries
-    )
+    return Provenance(sources=raw.sources, documents=documents, cleaning=spec.cleaning, libraries=libraries)

@@ -66,9 +66,7 @@ class ShardWriter:
     def _end_shard(self) -> None:
         assert self._file is not None
         self._file.close()
-        self._shards.append(
-            Shard(file=self._name, tokens=self._tokens, blake3=self._digest.hexdigest())
-        )
+        self._shards.append(Shard(file=self._name, tokens=self._tokens, blake3=self._digest.hexdigest()))
         self._file, self._digest, self._tokens = None, blake3(), 0
 
 
@@ -98,9 +96,7 @@ class Tokens:
         """
         stop = start + len(out)
         if start < 0 or stop > len(self):
-            raise IndexError(
-                f"expected tokens within 0 to {len(self)}, asked for {start} to {stop}"
-            )
+            raise IndexError(f"expected tokens within 0 to {len(self)}, asked for {start} to {stop}")
         begin = 0
         for part, end in zip(self._parts, self._ends, strict=True):
             low, high = max(start, begin), min(stop, end)
@@ -139,18 +135,12 @@ def open_shard(directory: Path, shard: Shard, dtype: TokenType, vocabulary: int)
     path = directory / shard.file
     expected, found = shard.tokens * stored_type(dtype).itemsize, path.stat().st_size
     if found != expected:
-        raise CorruptDataError(
-            f"{path}: expected {expected} bytes, found {found}: prepare the dataset again"
-        )
+        raise CorruptDataError(f"{path}: expected {expected} bytes, found {found}: prepare the dataset again")
     # A plain view of the mapping: slices of np.memmap cost more.
     tokens: NDArray[Any] = np.memmap(path, dtype=stored_type(dtype), mode="r").view(np.ndarray)
     digest = blake3(tokens.view(np.uint8).data, max_threads=blake3.AUTO).hexdigest()
     if digest != shard.blake3:
-        raise CorruptDataError(
-            f"{path}: expected BLAKE3 {shard.blake3}, found {digest}: prepare the dataset again"
-        )
+        raise CorruptDataError(f"{path}: expected BLAKE3 {shard.blake3}, found {digest}: prepare the dataset again")
     if (largest := int(tokens.max())) >= vocabulary:
-        raise CorruptDataError(
-            f"{path}: expected ids below {vocabulary}, found {largest}: prepare the dataset again"
-        )
+        raise CorruptDataError(f"{path}: expected ids below {vocabulary}, found {largest}: prepare the dataset again")
     return tokens

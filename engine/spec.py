@@ -14,8 +14,9 @@ from pydantic import (
 from engine.errors import SpecError
 
 Tier = Literal["portable", "debug", "prod"]
-Precision = Literal["bf16", "fp16"]  # of activations and products in the tier prod
-HALF_DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp16": "float16"}
+Precision = Literal["bf16", "fp16", "fp8"]  # of activations and products in the tier prod
+# What activations are stored in; fp8 is for some products alone.
+HALF_DTYPES: dict[Precision, str] = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
@@ -132,7 +133,9 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 def check_precision(tier: Tier, train: TrainSpec) -> None:
     """Raise SpecError unless the tier prod, and only it, has a precision."""
     if tier == "prod" and train.precision is None:
-        raise SpecError("train.precision: the tier prod needs one, found none: add precision: bf16 (or fp16)")
+        raise SpecError(
+            "train.precision: the tier prod needs one, found none: add precision: bf16 (or fp16, or the experiment fp8)"
+        )
     if tier != "prod" and train.precision is not None:
         raise SpecError(
             f"train.precision: only the tier prod has one, found {train.precision} in the tier {tier}: remove it, or "

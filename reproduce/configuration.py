@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from artifacts.record import MOST_STEPS
 from data_pipeline.spec import DataSpec
 from engine.errors import SpecError
 from engine.spec import ModelSpec, Tier, TrainSpec, check_precision
@@ -96,6 +97,15 @@ class Configuration(_Section):
     def _exact_in_json(self) -> "Configuration":
         if self.train.seed > MAX_SEED:
             raise ValueError(f"train.seed may be at most {MAX_SEED}, found {self.train.seed}")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_a_record(self) -> "Configuration":
+        if self.train.steps > MOST_STEPS:
+            raise ValueError(
+                f"train.steps may be at most {MOST_STEPS}, found {self.train.steps}: a record holds the digest of "
+                "every step. Make larger steps (train.batch)"
+            )
         return self
 
     @property

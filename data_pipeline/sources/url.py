@@ -23,18 +23,10 @@ TIMEOUT_SECONDS = 60
 
 def _check_url(url: str) -> str:
     parts = urlsplit(url)
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or not url.isascii()
-        or " " in url
-    ):
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii() or " " in url:
         raise ValueError(f"expected an http or https address in ASCII, found {url!r}")
     if parts.username is not None or parts.password is not None:
-        raise ValueError(
-            "expected an address without a user name or password: it would be kept in every "
-            "manifest"
-        )
+        raise ValueError("expected an address without a user name or password: it would be kept in every manifest")
     return url
 
 
@@ -55,9 +47,7 @@ class UrlSource(SourceSpec):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise SourceError(
-                    f"source url {self.url}: another process is downloading it to {path}"
-                ) from None
+                raise SourceError(f"source url {self.url}: another process is downloading it to {path}") from None
             self._complete(file, path)
             yield Document(self.url, file_chunks(path))
 
@@ -94,9 +84,7 @@ def _transfer(url: str, file: BinaryIO) -> None:
     except urllib.error.HTTPError as error:
         # 416: nothing lies beyond what is here already; the hash decides.
         if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE or not start:
-            raise SourceError(
-                f"source url {url}: the server answered {error.code} {error.reason}"
-            ) from error
+            raise SourceError(f"source url {url}: the server answered {error.code} {error.reason}") from error
     except (
         urllib.error.URLError,
         http.client.HTTPException,
@@ -132,10 +120,7 @@ def _receive(url: str, response: http.client.HTTPResponse, file: BinaryIO, start
 
 def _interrupted(url: str, file: BinaryIO, reason: str) -> SourceError:
     kept = _size(file)
-    return SourceError(
-        f"source url {url}: not fetched: {reason}. {kept} bytes are kept; run again to go on from "
-        "there"
-    )
+    return SourceError(f"source url {url}: not fetched: {reason}. {kept} bytes are kept; run again to go on from there")
 
 
 def _size(file: BinaryIO) -> int:

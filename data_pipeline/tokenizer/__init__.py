@@ -28,7 +28,5 @@ def load_tokenizer(data: bytes, kind: str, path: Path) -> Tokenizer:
     `path`."""
     kinds: dict[str, type[Characters] | type[Bpe]] = {"characters": Characters, "bpe": Bpe}
     if kind not in kinds:
-        raise CorruptDataError(
-            f"{path}: expected a tokenizer of kind {' or '.join(kinds)}, found {kind!r}"
-        )
+        raise CorruptDataError(f"{path}: expected a tokenizer of kind {' or '.join(kinds)}, found {kind!r}")
     return kinds[kind].from_bytes(data, path)

@@ -63,12 +63,7 @@ def checked_ids(ids: ArrayLike) -> NDArray[Any]:
     if array.size == 0:
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TextError(
-            f"expected a 1-D sequence of integer token ids, found {array.dtype} of shape "
-            f"{array.shape}"
-        )
+        raise TextError(f"expected a 1-D sequence of integer token ids, found {array.dtype} of shape {array.shape}")
     if (least := int(array.min())) < 0:
-        raise TextError(
-            f"expected token ids of 0 or more, found {least} at position {int(array.argmin())}"
-        )
+        raise TextError(f"expected token ids of 0 or more, found {least} at position {int(array.argmin())}")
     return array

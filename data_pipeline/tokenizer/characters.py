@@ -44,9 +44,7 @@ class Characters(Tokenizer):
         """Read tokenizer.json. Raises CorruptDataError, naming `path`."""
         points = canonical.decode(CharactersFile, data, path).code_points
         if list(points) != sorted(set(points)) or any(0xD800 <= point < 0xE000 for point in points):
-            raise CorruptDataError(
-                f"{path}: expected increasing code points without surrogates, found others"
-            )
+            raise CorruptDataError(f"{path}: expected increasing code points without surrogates, found others")
         return cls(np.array(points, np.uint32))
 
     def to_bytes(self) -> bytes:

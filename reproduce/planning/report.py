@@ -187,13 +187,10 @@ def require_tier(configuration: Configuration, device: Device) -> None:
         return
     if device.capability is None:
         raise ReproduceError("the tier prod runs on a card: name one, such as --device h200, or set run.device: cuda")
-    from engine.backends.cuda.opening import OLDEST_MIXED_CAPABILITY
+    from engine.backends.cuda.opening import too_old
 
-    if device.capability < OLDEST_MIXED_CAPABILITY:
-        raise ReproduceError(
-            f"{device.title} has compute capability {device.capability / 10}, the tier prod needs at least "
-            f"{OLDEST_MIXED_CAPABILITY / 10}: use the tier portable"
-        )
+    if problem := too_old(configuration.train, device.title, device.capability):
+        raise ReproduceError(problem)
 
 
 def require_memory(configuration: Configuration, device: Device) -> Report:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,12 @@ def test_a_save_stopped_at_any_call(base, tmp_path, disk, crash, kind):
         target = tmp_path / f"{number}"
         shutil.copytree(path, target)
         disk.arm(number, kind)
+        if kind == errno.EACCES and call == "open_lock":
+            with suppress(ReadOnly):  # a lock that is shared is opened for reading then
+                save(Store(target), 2, SECOND)
+            disk.arm(None, None)
+            check_whole(target, first, second)
+            continue
         with pytest.raises((crash, ArtifactError, OSError)) as error:
             save(Store(target), 2, SECOND)
         disk.arm(None, None)

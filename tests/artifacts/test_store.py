@@ -153,10 +153,10 @@ def test_a_folder_that_cannot_be_written(store, tensors, monkeypatch, read_only)
 
     for call in ("open_new", "make_directory", "rename", "unlink", "sync_directory"):
         monkeypatch.setattr(f"artifacts.filesystem.{call}", refuse)
-    if read_only:
-        monkeypatch.setattr("artifacts.filesystem.open_lock", refuse)
+    monkeypatch.setattr("artifacts.filesystem.open_lock", refuse)
     reader = Store(store.path, read_only)
-    load_bundle(reader, name)
+    with reader.using():
+        load_bundle(reader, name)
     with pytest.raises(ReadOnly):
         reader.put(b"new")
 

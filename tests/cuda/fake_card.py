@@ -22,7 +22,7 @@ import pytest
 from engine.backends.cuda.layout import VALUES
 from engine.backends.cuda.mixed.flash import Heads, Places
 from engine.backends.cuda.mixed.hopper_attention import numbers_bytes
-from engine.backends.cuda.mixed.products import Matrix, Products, Shape
+from engine.backends.cuda.mixed.products import E4M3, SIZES, Matrix, Products, Shape
 from engine.backends.cuda.sources import Unit
 from tests.cuda.attention_reference import attention, kept_pairs
 from tests.cuda.emulation import Emulated
@@ -148,7 +148,17 @@ class Graph:
     def close(self) -> None: ...
 
 
+def of_e4m3(codes: Array) -> Array:
+    """Sign, four bits of exponent with bias 7, three of mantissa; all ones are NaN (there is no infinity)."""
+    codes = codes.astype(np.int64)
+    exponent, mantissa = codes >> 3 & 15, (codes & 7).astype(np.float64)
+    size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
+    return np.where(codes & 0x7F == 0x7F, np.nan, np.where(codes & 0x80, -size, size))
+
+
 def wide(words: Array, dtype: str) -> Array:
+    if dtype == E4M3:
+        return of_e4m3(words)
     if dtype == "float32":
         return words.astype(np.float64)
     if dtype == "float16":
@@ -169,7 +179,7 @@ def narrow(x: Array, dtype: str) -> Array:
 
 def lines(address: int, rows: int, columns: int, stride: int, dtype: str) -> Array:
     """A view of a matrix in memory, as its encodings."""
-    kind = np.float32 if dtype == "float32" else np.uint16
+    kind = {4: np.float32, 2: np.uint16, 1: np.uint8}[SIZES[dtype]]
     whole = memory(address, kind, (rows - 1) * stride + columns)
     return np.lib.stride_tricks.as_strided(whole, (rows, columns), (stride * whole.itemsize, whole.itemsize))
 
@@ -199,16 +209,19 @@ class FakeProducts(Products):
             self.recorded[shape.key] = self.pinned.get(shape.key) or 64 * "00"
         for batch in range(batches):
             x, y, z = (
-                lines(o.address + batch * o.batch * (4 if o.dtype == "float32" else 2), *size, o.stride, o.dtype)
+                lines(o.address + batch * o.batch * SIZES[o.dtype], *size, o.stride, o.dtype)
                 for o, size in ((a, (k, m) if a_by_k else (m, k)), (b, (n, k) if b_by_n else (k, n)), (out, (m, n)))
             )
             left, right = wide(x, a.dtype), wide(y, b.dtype)
             # Row by row, so that how many rows are taken at once moves no bit, as in a library's tile.
+            if a.scales:
+                left *= memory(a.scales, np.float32, m)[:, None]
+                right *= memory(b.scales, np.float32, n)[:, None]
             left = left.T if a_by_k else left
             right = right.T if b_by_n else right
             result = np.stack([row @ right for row in np.ascontiguousarray(left)])
             if "bias" in epilogue:
-                result = result + wide(memory(bias, np.uint16, n), a.dtype)
+                result = result + wide(memory(bias, np.uint16, n), out.dtype)
             if "gelu_aux" in epilogue:
                 before = lines(aux, m, n, out.stride, out.dtype)
                 before[:] = narrow(result, out.dtype)
@@ -223,7 +236,7 @@ class FakeFlash:
     name = "cuDNN 91900"
 
     def __init__(self, stream: int, precision: str) -> None:
-        self.dtype = "bfloat16" if precision == "bf16" else "float16"
+        self.dtype = "float16" if precision == "fp16" else "bfloat16"
 
     def _backward_work(self, heads: Heads, rows: int) -> int:
         return heads.backward_workspace(rows)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.backends.cuda.errors import DeviceUnavailable
 from engine.backends.cuda.mixed import twins
 from engine.backends.cuda.mixed.layout import MixedLayout
-from engine.errors import NonFinite, StateMismatch
+from engine.errors import NonFinite, SpecError, StateMismatch
 from engine.numerics.types import Array
 from engine.spec import ModelSpec, Precision, TrainSpec
 from engine.trainer import Trainer
@@ -88,13 +89,17 @@ def one_step(run: Trainer) -> tuple[float, dict[str, Array]]:
     return loss, state
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
 @pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
 def test_gradients_are_near_those_of_the_tier_portable(case: str, precision: Precision) -> None:
     spec, recipe = CASES[case]()
+    if precision == "fp8":
+        spec = spec.model_copy(update={name: -(-getattr(spec, name) // 16) * 16 for name in ("d_model", "hidden")})
+        if spec.d_model % (8 * spec.heads):
+            spec = spec.model_copy(update={"heads": 2})
     expected_loss, expected = one_step(trainer(spec, recipe, None))
     loss, found = one_step(trainer(spec, recipe, precision))
-    unit = 2.0**-8 if precision == "bf16" else 2.0**-11
+    unit = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp8": 2.0**-5}[precision]
     assert loss == pytest.approx(expected_loss, rel=2 * unit)
     for name, wanted in expected.items():
         # The first moment after one step is the clipped gradient times 1 - beta1.
@@ -130,6 +135,28 @@ def test_packing_moves_no_bit_where_the_library_computes_attention(
         monkeypatch.setattr(MixedLayout, "tokens_at_once", tokens)
         found.append(digests(trainer(spec, recipe), 2))
     assert found[0] == found[1]
+
+
+def test_packing_of_shards_moves_no_bit_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, recipe = small(hidden=32), train(batch=8, shards=4)
+    found = []
+    for tokens in (32768, 2 * spec.context):
+        monkeypatch.setattr(MixedLayout, "tokens_at_once", tokens)
+        found.append(digests(trainer(spec, recipe, "fp8"), 2))
+    assert found[0] == found[1] != digests(trainer(spec, recipe, "bf16"), 2)
+
+
+def test_fp8_refuses_widths_that_its_products_do_not_take() -> None:
+    with pytest.raises(SpecError, match=r"precision fp8 needs model\.hidden to be a multiple of 16, found 24"):
+        trainer(small(hidden=24), train(), "fp8")
+
+
+def test_fp8_refuses_cards_without_it(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if machine == "card":
+        pytest.skip("the card has it")
+    monkeypatch.setattr(fake_card.Card, "capability", 80)
+    with pytest.raises(DeviceUnavailable, match=r"fp8 needs at least 8\.9: use bf16"):
+        trainer(small(hidden=32), train(), "fp8")
 
 
 def test_dropout_drops() -> None:

@@ -17,6 +17,7 @@ from engine.digest import k_digest
 from engine.numerics.random import dropout_threshold, split_seed
 from engine.operations.dropout import k_dropout, keep_factor
 from tests.cuda.emulation import COMPILER, Emulated, Mask
+from tests.cuda.fake_card import of_e4m3
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler for the emulator")
 
@@ -429,3 +430,53 @@ def test_the_emulator_fails_where_a_kernel_is_wrong(kernels, name: str, tmp_path
     spoiled = Emulated("layernorm_mixed", {"HALF_BF16": 1, "WIDTH": 72}, tmp_path)
     with pytest.raises(AssertionError):
         test_norm_backward(lambda *a, **k: spoiled, BF16, 72, True)
+
+
+# --- fp8 ------------------------------------------------------------------------------------------------------------
+
+
+@PRECISIONS
+@pytest.mark.parametrize("width", [16, 48, 768])
+@pytest.mark.parametrize("magnitude", [1.0, 1e4, 1e-4])
+def test_rows_to_e4m3(kernels, precision: str, width: int, magnitude: float) -> None:
+    rng, rows = np.random.default_rng(width), 11
+    x = normal(rng, rows, width) * magnitude * np.exp2(rng.integers(-12, 1, (rows, width)))
+    x[3], x[4, ::2] = 0.0, 0.0
+    words = narrow(x, precision)
+    out, scales = np.full((rows, width), 0xA5, np.uint8), np.zeros(rows, np.float32)
+    kernels("linear_fp8", precision)(
+        "k_rows_to_e4m3", (2,), (256,), words, ctypes.c_int(rows), ctypes.c_int(width), out, scales
+    )
+    x = wide(words, precision)
+    assert (scales[3], out[3].any()) == (1.0, False)
+    tops = np.abs(x).max(1)
+    np.testing.assert_allclose(np.delete(scales, 3), np.delete(tops, 3) / 448, rtol=1e-6)
+    found, wanted = of_e4m3(out), x / scales[:, None].astype(np.float64)
+    # Half a unit in the last place: 2**-4 of a number, or 2**-10 below the smallest normal one.
+    assert (np.abs(found - wanted) <= np.maximum(np.abs(wanted) * 2.0**-4, 2.0**-10) * (1 + 1e-5)).all()
+    assert (np.abs(found).max(1) == np.where(tops > 0, 448, 0)).all()
+
+
+def test_every_e4m3_number_is_kept(kernels) -> None:
+    """Each of them in a row whose scale is 1."""
+    codes = np.array([c for c in range(256) if c & 0x7F != 0x7F], np.uint8)
+    x = np.zeros((len(codes), 16))
+    x[:, 0], x[:, 1] = 448, of_e4m3(codes)
+    out, scales = np.zeros(x.shape, np.uint8), np.zeros(len(codes), np.float32)
+    words = narrow(x)
+    kernels("linear_fp8")(
+        "k_rows_to_e4m3", (32,), (256,), words, ctypes.c_int(len(codes)), ctypes.c_int(16), out, scales
+    )
+    assert (scales == 1).all()
+    assert (out[:, 1] == codes).all()
+
+
+def test_a_row_that_is_not_finite_has_no_finite_products(kernels) -> None:
+    x = np.ones((3, 16), np.float32)
+    x[0, 5], x[1, 7] = np.inf, np.nan
+    out, scales = np.zeros(x.shape, np.uint8), np.zeros(3, np.float32)
+    words = x.view(np.uint32) >> 16
+    kernels("linear_fp8")(
+        "k_rows_to_e4m3", (1,), (256,), words.astype(np.uint16), ctypes.c_int(3), ctypes.c_int(16), out, scales
+    )
+    assert np.isnan(scales).tolist() == [True, True, False]

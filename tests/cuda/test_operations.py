@@ -44,10 +44,10 @@ def test_each_operation_gives_the_cpus_bits(pair: Pair, kind: str, training: boo
     for operation in pair.program.operations:
         for role, name in operation.inputs.items():
             shape = pair.program.tensors[name].at(sizes)
-            if name in pair.absent or pair.shared_with_linear(operation):
-                continue  # made by the operation before, in a form of its own
             if name in ("ids", "targets"):
                 pair.set_tensor(name, rng.integers(0, pair.model.vocab, shape, dtype=np.int32))
+            elif name in pair.absent or pair.shared_with_linear(operation):
+                continue  # made by the operation before, in a form of its own
             elif role not in operation.forward_in_place.values() or operation.inputs.get("x") != name:
                 pair.set_tensor(name, draw(rng, shape))
         pair.forward(operation)

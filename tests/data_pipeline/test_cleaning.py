@@ -24,9 +24,7 @@ NASTY = "\ufeffa\r\nb\rc\n\ufeffe\u0301\0"
         (("newlines", "strip_bom", "nfc"), "a\nb\nc\n\ufeff\u00e9\0"),
     ],
 )
-def test_each_step_does_what_it_says_and_no_more(
-    steps: tuple[CleaningStep, ...], expected: str
-) -> None:
+def test_each_step_does_what_it_says_and_no_more(steps: tuple[CleaningStep, ...], expected: str) -> None:
     assert clean(NASTY, steps, "d") == expected
 
 

@@ -18,16 +18,10 @@ from tests.data_pipeline.corpora import make_dataset
 
 
 @pytest.fixture(params=["characters", "bpe"])
-def directory(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def directory(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("data_pipeline.shards.TOKENS_PER_SHARD", 100)
-    tokenizer = (
-        {"kind": "bpe", "vocabulary": 258} if request.param == "bpe" else {"kind": "characters"}
-    )
-    return make_dataset(
-        tmp_path, {"a.txt": b"some text, some more text\n" * 20}, tokenizer=tokenizer
-    )
+    tokenizer = {"kind": "bpe", "vocabulary": 258} if request.param == "bpe" else {"kind": "characters"}
+    return make_dataset(tmp_path, {"a.txt": b"some text, some more text\n" * 20}, tokenizer=tokenizer)
 
 
 def test_every_damaged_byte_is_found(directory: Path) -> None:
@@ -85,12 +79,8 @@ def rewrite(directory: Path, change: dict[str, Any]) -> None:
     path.write_bytes(rfc8785.dumps(json.loads(path.read_bytes()) | change))
 
 
-@pytest.mark.parametrize(
-    "change", [{"more": 1}, {"dtype": "float32"}, {"format": "samebits dataset 2"}]
-)
-def test_a_manifest_that_means_something_else_is_refused(
-    directory: Path, change: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("change", [{"more": 1}, {"dtype": "float32"}, {"format": "samebits dataset 2"}])
+def test_a_manifest_that_means_something_else_is_refused(directory: Path, change: dict[str, Any]) -> None:
     rewrite(directory, change)
     with pytest.raises(CorruptDataError, match="manifest"):
         open_dataset(directory)

@@ -42,9 +42,7 @@ def test_raw_files_and_manifest(tmp_path: Path) -> None:
     }
     for document, content in zip(manifest.documents, FILES.values(), strict=True):
         assert (tmp_path / "raw" / document.file).read_bytes() == content
-    found = {
-        path.relative_to(tmp_path / "raw").as_posix() for path in (tmp_path / "raw").rglob("*")
-    }
+    found = {path.relative_to(tmp_path / "raw").as_posix() for path in (tmp_path / "raw").rglob("*")}
     assert found == {"manifest.json", "documents", "documents/000000.txt", "documents/000001.txt"}
 
 
@@ -79,9 +77,7 @@ def test_what_is_not_a_raw_directory_is_never_replaced(tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     write_files(tmp_path, FILES)
 
     def full(path: Path) -> Iterator[bytes]:

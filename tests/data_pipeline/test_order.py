@@ -21,9 +21,7 @@ def counting(length: int) -> Tokens:
     return Tokens(np.array_split(np.arange(length, dtype=np.uint32), 3))
 
 
-def batch_of(
-    order: TrainingOrder, step: int, batch: int, context: int
-) -> tuple[np.ndarray, np.ndarray]:
+def batch_of(order: TrainingOrder, step: int, batch: int, context: int) -> tuple[np.ndarray, np.ndarray]:
     inputs, targets = (np.full((batch, context), -1, np.int32) for _ in range(2))
     order.fill(step, inputs, targets)
     return inputs, targets
@@ -38,8 +36,7 @@ def test_a_permutation(size: int, key: bytes) -> None:
 def test_every_permutation_is_about_as_likely(size: int) -> None:
     orders = math.factorial(size)
     counts = Counter(
-        tuple(permute(index, size, epoch_key(3, epoch)) for index in range(size))
-        for epoch in range(25 * orders)
+        tuple(permute(index, size, epoch_key(3, epoch)) for index in range(size)) for epoch in range(25 * orders)
     )
     assert len(counts) == orders
     assert max(counts.values()) < 60
@@ -67,10 +64,7 @@ def test_the_definition_by_other_means() -> None:
 
 
 def test_the_order_is_pinned() -> None:
-    assert (
-        epoch_key(1337, 0).hex()
-        == "fc5b04dc54532748a6f356f3812dd4fc8431180044705990faf8810b20726c15"
-    )
+    assert epoch_key(1337, 0).hex() == "fc5b04dc54532748a6f356f3812dd4fc8431180044705990faf8810b20726c15"
     assert [permute(index, 78_949, epoch_key(1337, 0)) for index in range(6)] == [
         66656,
         33529,
@@ -128,9 +122,7 @@ def test_a_position_is_a_number_not_a_stream() -> None:
 
 def test_seeds_and_epochs_have_orders_of_their_own() -> None:
     orders = {
-        tuple(
-            TrainingOrder(counting(801), 8, 1, seed).window(100 * epoch + row) for row in range(100)
-        )
+        tuple(TrainingOrder(counting(801), 8, 1, seed).window(100 * epoch + row) for row in range(100))
         for seed in (0, 1, 2, 2**64 - 1)
         for epoch in range(4)
     }

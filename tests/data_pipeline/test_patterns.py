@@ -64,9 +64,7 @@ def test_order_is_that_of_utf8_bytes() -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))), st.randoms())
-def test_order_does_not_depend_on_the_order_of_finding(
-    names: list[str], randomness: random.Random
-) -> None:
+def test_order_does_not_depend_on_the_order_of_finding(names: list[str], randomness: random.Random) -> None:
     shuffled = names * 2
     randomness.shuffle(shuffled)
     assert in_order(shuffled) == in_order(names)

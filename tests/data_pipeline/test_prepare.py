@@ -53,9 +53,7 @@ def test_the_manifest_says_everything(tmp_path: Path) -> None:
         "train": {
             "characters": 9,
             "tokens": 9,
-            "shards": [
-                {"file": "train-00000.bin", "tokens": 9, "blake3": blake3(train).hexdigest()}
-            ],
+            "shards": [{"file": "train-00000.bin", "tokens": 9, "blake3": blake3(train).hexdigest()}],
         },
         "validation": {
             "characters": 2,
@@ -123,18 +121,14 @@ def test_bpe_names_the_library_that_can_change_bits(tmp_path: Path) -> None:
         ([b"a\r", b"b"], "a\r\nb"),
     ],
 )
-def test_documents_are_joined_at_a_line_feed(
-    tmp_path: Path, documents: list[bytes], text: str
-) -> None:
+def test_documents_are_joined_at_a_line_feed(tmp_path: Path, documents: list[bytes], text: str) -> None:
     files = {f"{row}.txt": data for row, data in enumerate(documents)}
     assert text_of(open_dataset(make_dataset(tmp_path, files))) == text
 
 
 @pytest.mark.parametrize("tokenizer", [{"kind": "characters"}, {"kind": "bpe", "vocabulary": 256}])
 @settings(max_examples=25)
-@given(
-    text=st.text(st.characters(exclude_categories=["Cs"]), min_size=2), permille=st.integers(1, 999)
-)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=2), permille=st.integers(1, 999))
 def test_any_text_comes_back_and_is_split_exactly(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: dict[str, Any], text: str, permille: int
 ) -> None:
@@ -154,9 +148,7 @@ def test_any_text_comes_back_and_is_split_exactly(
 
 @pytest.mark.parametrize("data", [b"", b"a", b"a" * 19])
 @pytest.mark.parametrize("tokenizer", [{"kind": "characters"}, {"kind": "bpe", "vocabulary": 256}])
-def test_text_too_short_to_hold_any_out(
-    tmp_path: Path, data: bytes, tokenizer: dict[str, Any]
-) -> None:
+def test_text_too_short_to_hold_any_out(tmp_path: Path, data: bytes, tokenizer: dict[str, Any]) -> None:
     with pytest.raises(TooShortError) as caught:
         make_dataset(tmp_path, {"a.txt": data}, tokenizer=tokenizer, validation_permille=50)
     assert f"has {len(data)} characters" in str(caught.value)
@@ -175,9 +167,7 @@ def test_text_too_short_to_hold_any_out(
         (b"\xff\xfea\0", 0),
     ],
 )
-def test_what_is_not_utf8_is_refused_with_its_offset(
-    tmp_path: Path, data: bytes, offset: int
-) -> None:
+def test_what_is_not_utf8_is_refused_with_its_offset(tmp_path: Path, data: bytes, offset: int) -> None:
     with pytest.raises(TextError) as caught:
         make_dataset(tmp_path, {"ok.txt": b"fine", "play.txt": data})
     assert "text/play.txt" in str(caught.value)
@@ -213,17 +203,13 @@ def test_a_split_fills_shards_in_order(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_merges_have_not_seen_the_validation_split(tmp_path: Path) -> None:
-    directory = make_dataset(
-        tmp_path, {"a.txt": b"abab" * 9 + b"xyxy" * 9}, tokenizer=BPE | {"vocabulary": 257}
-    )
+    directory = make_dataset(tmp_path, {"a.txt": b"abab" * 9 + b"xyxy" * 9}, tokenizer=BPE | {"vocabulary": 257})
     tokenizer = open_dataset(directory).tokenizer
     assert len(tokenizer.encode("abab")) == 2
     assert len(tokenizer.encode("xyxy")) == 4
 
 
-@pytest.mark.parametrize(
-    "change", ["flip", "longer", "missing", "extra", "manifest", "no manifest"]
-)
+@pytest.mark.parametrize("change", ["flip", "longer", "missing", "extra", "manifest", "no manifest"])
 def test_damaged_raw_documents_are_corrupt(tmp_path: Path, change: str) -> None:
     make_dataset(tmp_path, {"a.txt": b"some text"})
     raw = tmp_path / "raw"

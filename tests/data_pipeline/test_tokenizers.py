@@ -106,10 +106,7 @@ def test_white_space_is_kept_in_number(trained: Bpe) -> None:
 def test_characters_are_sorted_code_points() -> None:
     tokenizer = of("b\U00010000a\uffffé")
     assert tokenizer.decode(range(5)) == "abé\uffff\U00010000"
-    assert (
-        tokenizer.to_bytes()
-        == b'{"code_points":[97,98,233,65535,65536],"format":"samebits characters 1"}'
-    )
+    assert tokenizer.to_bytes() == b'{"code_points":[97,98,233,65535,65536],"format":"samebits characters 1"}'
 
 
 @pytest.mark.parametrize("unseen", ["c", "\0", "é", "😀", "\ufffd", "\U0010ffff", "\n"])
@@ -168,10 +165,7 @@ BAD_POINTS = [[2, 1], [1, 1], [0xD800], [0x110000], [-1], [1.5], ["a"]]
     ("kind", "data"),
     [
         *(("bpe", rfc8785.dumps({"format": "samebits bpe 1", "merges": m})) for m in BAD_BPE),
-        *(
-            ("characters", rfc8785.dumps({"format": "samebits characters 1", "code_points": p}))
-            for p in BAD_POINTS
-        ),
+        *(("characters", rfc8785.dumps({"format": "samebits characters 1", "code_points": p})) for p in BAD_POINTS),
         ("bpe", b'{"format":"samebits bpe 2","merges":[]}'),
         ("bpe", b'{"format":"samebits bpe 1","merges":[] }'),
         ("bpe", b'{"format":"samebits bpe 1","merges":[],"more":1}'),
@@ -220,9 +214,7 @@ print(tokenizer.hash, sum(tokenizer.encode(" ".join(words)).tolist()))
 """
 
 
-def test_training_does_not_depend_on_threads_or_hash_seeds(
-    tmp_path: Path, run_python: Callable[..., str]
-) -> None:
+def test_training_does_not_depend_on_threads_or_hash_seeds(tmp_path: Path, run_python: Callable[..., str]) -> None:
     results = {
         run_python(TRAIN, tmp_path, PYTHONHASHSEED=seed, RAYON_NUM_THREADS=threads, **more)
         for seed, threads, more in [

@@ -41,11 +41,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked = self.headers["Range"]
         self.server.asked.append(asked)
-        start = (
-            int(asked.removeprefix("bytes=").removesuffix("-"))
-            if asked and self.server.ranges
-            else 0
-        )
+        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.server.ranges else 0
         body = self.server.content[start:]
         if self.server.status is not None:
             self.send_error(self.server.status)
@@ -124,9 +120,7 @@ def test_a_server_that_cannot_resume_starts_over(tmp_path: Path, server: Server)
 
 
 @pytest.mark.parametrize("damage", [b"x" * 1000, b"x" * len(CONTENT), b"x" * (len(CONTENT) + 1)])
-def test_a_damaged_partial_file_is_fetched_anew(
-    tmp_path: Path, server: Server, damage: bytes
-) -> None:
+def test_a_damaged_partial_file_is_fetched_anew(tmp_path: Path, server: Server, damage: bytes) -> None:
     interrupt(tmp_path, server, 10)
     (partial,) = (tmp_path / ".raw.downloads").iterdir()
     partial.write_bytes(damage)

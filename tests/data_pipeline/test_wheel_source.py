@@ -41,9 +41,7 @@ BASE = {
 
 
 @pytest.fixture(autouse=True)
-def local_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("network"):
         return
     (tmp_path / "wheels").mkdir()
@@ -85,10 +83,7 @@ def take(root: Path, wheel: Path, **changes: Any) -> RawManifest:
 
 
 def test_members_come_sorted_as_they_are_and_nothing_is_installed(tmp_path: Path) -> None:
-    members = [
-        (f"samebits_test_text/{n}.md", data)
-        for n, data in [("b", b"B\r\n\xff"), ("é", b""), ("a/c", b"C")]
-    ]
+    members = [(f"samebits_test_text/{n}.md", data) for n, data in [("b", b"B\r\n\xff"), ("é", b""), ("a/c", b"C")]]
     manifest = take(tmp_path, build(tmp_path, [*members, ("samebits_test_text/n.txt", b"no")]))
     found = {d.name: (tmp_path / "raw" / d.file).read_bytes() for d in manifest.documents}
     assert list(found) == [f"samebits_test_text/{name}.md" for name in ["a/c", "b", "é"]]
@@ -98,9 +93,7 @@ def test_members_come_sorted_as_they_are_and_nothing_is_installed(tmp_path: Path
 
 
 @pytest.mark.usefixtures("no_pip")
-@pytest.mark.parametrize(
-    "name", ["../a.md", "/a.md", "a/../../b.md", "a\\b.md", "C:a.md", "a//b.md", "./a.md"]
-)
+@pytest.mark.parametrize("name", ["../a.md", "/a.md", "a/../../b.md", "a\\b.md", "C:a.md", "a//b.md", "./a.md"])
 def test_a_wheel_with_an_unsafe_name_is_refused(tmp_path: Path, name: str) -> None:
     wheel = build(tmp_path, [("samebits_test_text/a.md", b"a"), (name, b"bad")])
     with pytest.raises(DataError) as caught:
@@ -169,11 +162,7 @@ def test_the_default_corpus(tmp_path: Path) -> None:
     assert dataset.tokenizer.size == 84
     # Every play ends with a line feed, so nothing is added; 5 % is rounded down.
     assert (len(dataset.train), len(dataset.validation)) == (5_052_794, 265_936)
-    raw = b"".join(
-        (tmp_path / "raw" / document.file).read_bytes() for document in manifest.documents
-    )
-    decoded = dataset.tokenizer.decode(dataset.train[:]) + dataset.tokenizer.decode(
-        dataset.validation[:]
-    )
+    raw = b"".join((tmp_path / "raw" / document.file).read_bytes() for document in manifest.documents)
+    decoded = dataset.tokenizer.decode(dataset.train[:]) + dataset.tokenizer.decode(dataset.validation[:])
     assert decoded.encode("utf-8") == raw
     assert dataset.hash == "9f3f65ef3b0bf07be4c0ec89f40d38a1f30670371c18f23ed9e801996bb12a93"

@@ -144,6 +144,14 @@ def test_plan_of_the_tier_prod(project: Path, precision: str, capsys: pytest.Cap
     assert "the tier prod runs on a card: name one, such as --device h200" in capsys.readouterr().err
 
 
+def test_plan_of_the_precision_fp8(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    eight = ["plan", "-S", "tier=prod", "-S", "train.precision=fp8", "--device"]
+    assert main([*eight, "h200"]) == 0
+    assert main([*eight, "a100-80"]) == 2
+    said = capsys.readouterr().err
+    assert "has compute capability 8.0, train.precision: fp8 needs at least 8.9: use bf16" in said
+
+
 def test_plan_draws(project: Path) -> None:
     assert main(["plan", "--graph", "graph.svg"]) == 0
     first = (project / "graph.svg").read_bytes()

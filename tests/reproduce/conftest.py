@@ -46,9 +46,7 @@ MICRO = {
 def environment(**more: str) -> dict[str, str]:
     """The surroundings of a command: none of this session's own settings of Python and DVC."""
     kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "DVC_", "PYTEST_", "GIT_"))
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DVC_", "PYTEST_", "GIT_"))
     }
     identity = {f"GIT_{who}_{what}": "tests" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     return {**kept, **identity, "DVC_NO_ANALYTICS": "1", "PYTHONUTF8": "1", **more}

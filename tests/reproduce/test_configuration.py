@@ -85,6 +85,7 @@ def test_params_is_the_default_experiment_byte_for_byte():
         ("run.device=tpu", "run.device: expected 'cpu' or 'cuda', found the text 'tpu'"),
         ("run.save_every_steps=0", "run.save_every_steps: expected at least 1, found 0"),
         ("model=3", "model: expected a section with keys, found 3"),
+        ("train.steps=2097153", "train.steps may be at most 2097152"),
         ("train.seed=9007199254740993", "train.seed may be at most 9007199254740991"),
         ("train.seed=9223372036854775808", "train.seed: expected less than 9223372036854775808"),
         ("train", "-S train: expected section.key=value"),

@@ -16,7 +16,7 @@ from tests.cuda import fake_card
 from tests.cuda.emulation import COMPILER
 
 ON_A_CARD = {"d_model": 64, "hidden": 128, "context": 32, "heads": 2, "dropout": 0.1}
-EMULATED = {"d_model": 16, "hidden": 24, "context": 8, "heads": 2, "dropout": 0.1}
+EMULATED = {"d_model": 16, "hidden": 32, "context": 8, "heads": 2, "dropout": 0.1}
 PROD = {
     "tier": "prod",
     "model": ON_A_CARD,
@@ -59,7 +59,7 @@ def test_a_precision_is_part_of_the_identity_and_of_nothing_else_where_there_is_
     [
         ({"tier": "prod"}, "needs one, found none"),
         ({"train": {"precision": "bf16"}}, "only the tier prod has one, found bf16 in the tier portable"),
-        ({"tier": "prod", "train": {"precision": "fp8"}}, "precision"),
+        ({"tier": "prod", "train": {"precision": "fp4"}}, "precision"),
     ],
 )
 def test_tier_and_precision_have_to_fit(changes, said):
@@ -76,7 +76,7 @@ def test_training_on_a_cpu_is_refused(tmp_path):
         train_stage(Project(tmp_path / "project"), check(settings_with(settings), "it"))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
 def test_on_the_same_card_every_bit_is_the_same(prod, tmp_path, precision):
     lab = make_lab(tmp_path / "project", {**prod, "train": {**prod["train"], "precision": precision}})
     found = lab.verify()

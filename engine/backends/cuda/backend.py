@@ -1,7 +1,7 @@
 """The CUDA backend: runs a program in one arena on the card, with the CPU backend's bits."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -413,7 +413,9 @@ class CudaBackend:
             ) from error
 
     def close(self) -> None:
-        if self._graph is not None:
-            self._graph.close()
-            self._graph = None
-        self._arena.free()
+        """Give everything back; a card that was lost has nothing to give, and what failed is said already."""
+        with suppress(DeviceLost), self._guarded():
+            if self._graph is not None:
+                self._graph.close()
+                self._graph = None
+            self._arena.free()

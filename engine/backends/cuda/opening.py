@@ -15,6 +15,7 @@ from engine.program import Program, build_program
 from engine.spec import Tier, TrainSpec
 
 OLDEST_MIXED_CAPABILITY = 80  # bfloat16
+OLDEST_EIGHT_BIT_CAPABILITY = 89  # E4M3
 LONGEST_CONTEXT = 65536  # int32 sums over the keys of a row hold up to here
 
 
@@ -41,16 +42,23 @@ def cuda_plan(
     return program, make_plan(program, train, tier, layout.threads, layout), layout
 
 
+def too_old(train: TrainSpec, card: str, capability: int) -> str | None:
+    """What a card of this compute capability (times ten) lacks for the precision; None if nothing."""
+    has = f"{card} has compute capability {capability / 10}"
+    if train.precision is not None and capability < OLDEST_MIXED_CAPABILITY:
+        return f"{has}, the tier prod needs at least {OLDEST_MIXED_CAPABILITY / 10}: use the tier portable"
+    if train.precision == "fp8" and capability < OLDEST_EIGHT_BIT_CAPABILITY:
+        return f"{has}, train.precision: fp8 needs at least {OLDEST_EIGHT_BIT_CAPABILITY / 10}: use bf16"
+    return None
+
+
 def open_cuda_backend(program: Program, train: TrainSpec, tier: Tier) -> tuple[Plan, CudaBackend]:
     """Raises DeviceUnavailable, PlanRefused or SpecError before anything is allocated."""
     check_float_environment()
     cuda_plan(program, train, tier)  # what is wrong with the configuration is said first
     card = Card()
-    if train.precision is not None and card.capability < OLDEST_MIXED_CAPABILITY:
-        raise DeviceUnavailable(
-            f"{card.name} has compute capability {card.capability / 10}, the tier prod needs at least "
-            f"{OLDEST_MIXED_CAPABILITY / 10}: use the tier portable"
-        )
+    if problem := too_old(train, card.name, card.capability):
+        raise DeviceUnavailable(problem)
     program, plan, layout = cuda_plan(program, train, tier, capability=card.capability)
     plan.check_fits(card.free_memory(), card.name)
     if train.precision is not None:

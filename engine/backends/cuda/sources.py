@@ -23,6 +23,7 @@ UNITS = {
     "layernorm": "operations/layernorm.cu",
     "layernorm_mixed": "operations/layernorm_mixed.cu",
     "linear": "operations/linear.cu",
+    "linear_fp8_mixed": "operations/linear_fp8_mixed.cu",
     "linear_mixed": "operations/linear_mixed.cu",
     "linear_quantise": "operations/linear_quantise.cu",
     "loss": "operations/loss.cu",

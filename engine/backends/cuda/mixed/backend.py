@@ -49,7 +49,7 @@ class MixedBackend(CudaBackend):
         else:
             self.attention = Flash(main, precision)
         self._choices: dict[str, str] = {}  # of the products of a training step
-        self._unit = Unit("optimizer_mixed", {"HALF_BF16": int(precision == "bf16")})
+        self._unit = Unit("optimizer_mixed", {"HALF_BF16": int(HALF_DTYPES[precision] == "bfloat16")})
 
     def run(self, batch: int, context: int, shards: int | None = None) -> Run:
         shards = shards or self.layout.shards_at_once(self.train.shards)
@@ -76,7 +76,7 @@ class MixedBackend(CudaBackend):
             self.products.recorded = self._choices if self._graph is None else None
             outcome = super().train_step(step, ids, targets, values)
             self.products.recorded = None
-            if outcome.flagged is not None or np.isfinite(outcome.norm) or self.precision == "bf16":
+            if outcome.flagged is not None or np.isfinite(outcome.norm) or self.precision != "fp16":
                 break
             if self.scale <= SMALLEST_SCALE:
                 break

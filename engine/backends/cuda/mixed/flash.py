@@ -76,7 +76,7 @@ class Flash:
                 f"Install it with: pip install {PACKAGE} 'nvidia-cudnn-cu13>=9'"
             ) from error
         self._cudnn = cudnn
-        self._type = cudnn.data_type.BFLOAT16 if precision == "bf16" else cudnn.data_type.HALF
+        self._type = cudnn.data_type.HALF if precision == "fp16" else cudnn.data_type.BFLOAT16
         self.version = int(cudnn.backend_version())
         self.name = f"cuDNN {self.version}"
         self._handle = cudnn.create_handle()

@@ -1,4 +1,4 @@
-"""Products of 16-bit matrices by cuBLASLt, with fp32 sums; which algorithm serves is decided once and kept.
+"""Products of 16-bit (and E4M3) matrices by cuBLASLt, with fp32 sums; which algorithm serves is decided once and kept.
 
 Different algorithms add in different orders, so the choice decides bits. It is made without a clock: what a bundle
 says, else what was found fastest on this model of card (`chosen.json`, made by benchmarks/tune_products.py), else the
@@ -21,11 +21,14 @@ CHOSEN = Path(__file__).with_name("chosen.json")
 WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for Hopper
 
 # cudaDataType_t
-TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
-SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+E4M3 = "float8_e4m3"
+TYPES = {"float32": 0, "float16": 2, "bfloat16": 14, E4M3: 28}
+SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, E4M3: 1}
 COMPUTE_FP32 = 68
 # cublasLtMatmulDescAttributes_t, cublasLtMatrixLayoutAttribute_t, cublasLtMatmulPreferenceAttributes_t
 TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS, AUX, AUX_STRIDE = 3, 4, 7, 8, 11, 12
+A_SCALES, B_SCALES, A_SCALE_MODE, B_SCALE_MODE = 17, 18, 31, 32
+SCALE_PER_LINE = 3  # CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
 BATCHES, BATCH_STRIDE = 5, 6
 LARGEST_WORKSPACE, REDUCTIONS = 1, 3
 # Sums over parts of the depth go through the workspace in a fixed order, never in place.
@@ -53,12 +56,16 @@ class _Proposal(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Matrix:
-    """A row-major matrix of `rows` lines, each `stride` elements from the next; `batch` elements between batches."""
+    """A row-major matrix of `rows` lines, each `stride` elements from the next; `batch` elements between batches.
+
+    scales: address of an fp32 factor for each line, which E4M3 numbers have.
+    """
 
     address: int
     dtype: str
     stride: int
     batch: int = 0
+    scales: int = 0
 
 
 @dataclass(frozen=True)
@@ -191,6 +198,9 @@ class Products:
         self._describe(description, TRANSPOSE_A, ctypes.c_int32(int(shape.b_by_n)))
         self._describe(description, TRANSPOSE_B, ctypes.c_int32(int(shape.a_by_k)))
         self._describe(description, EPILOGUE, ctypes.c_int32(EPILOGUES[shape.epilogue]))
+        if shape.types[0] == E4M3:
+            for mode in (A_SCALE_MODE, B_SCALE_MODE):
+                self._describe(description, mode, ctypes.c_int32(SCALE_PER_LINE))
         if "gelu" in shape.epilogue:
             self._describe(description, AUX_STRIDE, ctypes.c_int64(shape.strides[2]))
         m, n, k = shape.m, shape.n, shape.k
@@ -266,6 +276,9 @@ class Products:
             self._describe(product.product, BIAS, ctypes.c_void_p(bias))
         if aux:
             self._describe(product.product, AUX, ctypes.c_void_p(aux))
+        if a.scales:
+            self._describe(product.product, A_SCALES, ctypes.c_void_p(b.scales))
+            self._describe(product.product, B_SCALES, ctypes.c_void_p(a.scales))
         code = self._lt.cublasLtMatmul(
             self._handle,
             product.product,

@@ -17,10 +17,11 @@ from engine.spec import HALF_DTYPES, ModelSpec, Precision
 
 VOCABULARY_MULTIPLE = 64  # columns of the logits: tensor cores want whole lines
 WIDTH_MULTIPLE = 8  # elements of 16 bytes, what the libraries' fast kernels and ours load at once
+EIGHT_BIT_MULTIPLE = 16  # elements of 16 bytes in the precision fp8
 WIDEST_HEAD = 128
 
 
-def check_widths(spec: ModelSpec) -> None:
+def check_widths(spec: ModelSpec, precision: Precision) -> None:
     """Raise SpecError where the libraries have no fast product or attention for a width."""
     for name, width in (
         ("model.d_model", spec.d_model),
@@ -29,6 +30,10 @@ def check_widths(spec: ModelSpec) -> None:
     ):
         if width % WIDTH_MULTIPLE:
             raise SpecError(f"tier prod needs {name} to be a multiple of {WIDTH_MULTIPLE}, found {width}")
+    if precision == "fp8":
+        for name, width in (("model.d_model", spec.d_model), ("model.hidden", spec.hidden)):
+            if width % EIGHT_BIT_MULTIPLE:
+                raise SpecError(f"precision fp8 needs {name} to be a multiple of {EIGHT_BIT_MULTIPLE}, found {width}")
     if spec.head_width > WIDEST_HEAD:
         raise SpecError(f"tier prod needs heads at most {WIDEST_HEAD} wide, found {spec.head_width}: use more heads")
     if spec.d_model > 8192:
@@ -54,7 +59,7 @@ class _Cursor:
 def mixed_program(program: Program, precision: Precision, recompute: int = 0) -> Program:
     """The same model, parameters and places of random numbers; raises SpecError where widths do not suit."""
     spec = program.spec
-    check_widths(spec)
+    check_widths(spec, precision)
     half = HALF_DTYPES[precision]
     tensors = {name: _narrow(type, half) for name, type in program.tensors.items()}
     joined: list[Operation] = []

@@ -7,6 +7,7 @@ after that they are joined by the tree over shards, while they are still in the 
 
 from typing import Any
 
+from engine.backends.cuda.mixed.eight import EightBitProduct
 from engine.backends.cuda.mixed.flash import SPARE, Heads, Places
 from engine.backends.cuda.mixed.hopper_attention import decision_mask, numbers_bytes
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
@@ -91,9 +92,7 @@ def join(run: MixedRun, shards: int, size: int, out: int) -> None:
     run.launch(run.unit("optimizer"), "k_join_gradients", "PiqqPi", (ceiling(size, 4 * THREADS),), (THREADS,), *values)
 
 
-def weight_gradient(
-    run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, shards: int, out: int
-) -> None:
+def weight_gradient(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, shards: int, out: int) -> None:
     """out [wide, deep] = the gradient of a weight; `shards`: room for one of each logical shard taken at once."""
     if run.shards == 1:
         weight_products(run, dy, wide, stride, x, deep, out)
@@ -230,15 +229,26 @@ class LinearTwin(Twin[Linear]):
     """A product of its own.
 
     padded: columns of the result in memory, where they are more than the layer's width. sums_bias: whether the bias's
-    gradient is summed here. tied: whether its weight is the token embedding.
+    gradient is summed here. tied: whether its weight is the token embedding. eight: the forward product in fp8.
     """
 
     joins = True
 
-    def __init__(self, padded: int, sums_bias: bool, tied: bool) -> None:
+    def __init__(self, padded: int, sums_bias: bool, tied: bool, eight: EightBitProduct | None) -> None:
         self.padded = padded
         self.sums_bias = sums_bias
         self.tied = tied
+        self.eight = eight
+
+    def derived(self, operation: Linear, tier: str) -> dict[str, BufferType]:
+        return self.eight.derived() if self.eight else {}
+
+    def prepare(self, run: Run, operation: Linear) -> None:
+        if self.eight:
+            self.eight.prepare(mixed(run), operation)
+
+    def forward_work(self, operation: Linear, sizes: Sizes, tier: str) -> dict[str, BufferType]:
+        return self.eight.forward_work(sizes.batch * sizes.context) if self.eight else {}
 
     def backward_work(self, operation: Linear, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         work = {} if self.tied else {"shards": shard_gradients(shards, operation.wide, operation.deep)}
@@ -250,6 +260,10 @@ class LinearTwin(Twin[Linear]):
     def forward(self, run: Run, operation: Linear) -> None:
         run = mixed(run)
         deep, bias = operation.deep, operation.parameters.get("bias")
+        if self.eight:
+            x, y = run.tensor(operation.inputs["x"]), run.tensor(operation.outputs["y"])
+            self.eight.forward(run, operation, x, y)
+            return
         run.multiply(
             (run.tokens, self.padded, deep),
             run.narrow(run.tensor(operation.inputs["x"]), deep),
@@ -285,7 +299,23 @@ class LinearTwin(Twin[Linear]):
 
 
 class MlpTwin(Twin[Mlp]):
+    """eight: the forward products in fp8, first up and then down; empty otherwise."""
+
     joins = True
+
+    def __init__(self, eight: tuple[EightBitProduct, ...]) -> None:
+        self.eight = eight
+
+    def derived(self, operation: Mlp, tier: str) -> dict[str, BufferType]:
+        return {role: type for product in self.eight for role, type in product.derived().items()}
+
+    def prepare(self, run: Run, operation: Mlp) -> None:
+        for product in self.eight:
+            product.prepare(mixed(run), operation)
+
+    def forward_work(self, operation: Mlp, sizes: Sizes, tier: str) -> dict[str, BufferType]:
+        tokens = sizes.batch * sizes.context
+        return {role: type for product in self.eight for role, type in product.forward_work(tokens).items()}
 
     def backward_work(self, operation: Mlp, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         tokens = sizes.batch * sizes.context
@@ -302,10 +332,20 @@ class MlpTwin(Twin[Mlp]):
     def _unit(self, run: MixedRun, operation: Mlp) -> Unit:
         return run.unit("activation", RELU=int(operation.function == "relu"))
 
+    def _activate(self, run: MixedRun, operation: Mlp, before: int, after: int) -> None:
+        size, unit = run.tokens * operation.hidden, self._unit(run, operation)
+        run.launch(unit, "k_activation_fwd", "PqP", eights(size), (THREADS,), before, size, after)
+
     def forward(self, run: Run, operation: Mlp) -> None:
         run = mixed(run)
         width, hidden, parameters = operation.width, operation.hidden, operation.parameters
         before, after, y = (run.tensor(operation.outputs[r]) for r in ("before", "after", "y"))
+        if self.eight:
+            up, down = self.eight
+            up.forward(run, operation, run.tensor(operation.inputs["x"]), before)
+            self._activate(run, operation, before, after)
+            down.forward(run, operation, after, y)
+            return
         bias = run.weight16(parameters["up_bias"]) if "up_bias" in parameters else 0
         fused = operation.function == "gelu"
         epilogue = ("gelu_aux_bias" if bias else "gelu_aux") if fused else ("bias" if bias else "none")
@@ -320,9 +360,7 @@ class MlpTwin(Twin[Mlp]):
             aux=before if fused else 0,
         )
         if not fused:
-            size = run.tokens * hidden
-            unit = self._unit(run, operation)
-            run.launch(unit, "k_activation_fwd", "PqP", eights(size), (THREADS,), before, size, after)
+            self._activate(run, operation, before, after)
         bias = run.weight16(parameters["down_bias"]) if "down_bias" in parameters else 0
         run.multiply(
             (run.tokens, width, hidden),
@@ -494,9 +532,8 @@ def mixed_twins(program: Program, train: TrainSpec, own_attention: bool) -> dict
     return twins
 
 
-def _twin(
-    program: Program, train: TrainSpec, operation: Operation, summed_elsewhere: set[str | None]
-) -> Twin[Any]:
+def _twin(program: Program, train: TrainSpec, operation: Operation, summed_elsewhere: set[str | None]) -> Twin[Any]:
+    eight_bit = train.precision == "fp8"
     if isinstance(operation, Embed):
         return EmbedTwin(program.spec.tied)
     if isinstance(operation, LayerNorm | ResidualNorm):
@@ -506,10 +543,21 @@ def _twin(
         if not isinstance(width, int):
             raise AssertionError(f"{operation.name} has a width of {width}")
         bias = operation.parameters.get("bias")
-        tied = operation.parameters["weight"] == "embed.token"
-        return LinearTwin(width, bias is not None and bias not in summed_elsewhere, tied)
+        weight = operation.parameters["weight"]
+        in_a_block = operation.name != program.operations[-2].name  # the head comes before the loss
+        eight = EightBitProduct("y", weight, bias, operation.wide, operation.deep) if eight_bit and in_a_block else None
+        return LinearTwin(width, bias is not None and bias not in summed_elsewhere, weight == "embed.token", eight)
     if isinstance(operation, Mlp):
-        return MlpTwin()
+        return MlpTwin(_eight_bit_mlp(operation) if eight_bit else ())
     if isinstance(operation, Classifier):
         return ClassifierTwin()
     raise AssertionError(f"{operation.kind} has no half in the tier prod")
+
+
+def _eight_bit_mlp(mlp: Mlp) -> tuple[EightBitProduct, EightBitProduct]:
+    up, down = (mlp.parameters[role] for role in ("up", "down"))
+    up_bias, down_bias = (mlp.parameters.get(f"{role}_bias") for role in ("up", "down"))
+    return (
+        EightBitProduct("up", up, up_bias, mlp.hidden, mlp.width),
+        EightBitProduct("down", down, down_bias, mlp.width, mlp.hidden),
+    )
