@@ -5,7 +5,7 @@
 // left operand of the next.
 #pragma once
 #include "half.cuh"
-#include "warpgroup.cuh"
+#include "asynchronous.cuh"
 
 #if HALF_BF16
 #define HALF_TYPE "bf16"

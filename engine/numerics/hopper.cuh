@@ -5,7 +5,7 @@
 #pragma once
 #include "epilogue.cuh"
 #include "fixed_point.cuh"
-#include "warpgroup.cuh"
+#include "asynchronous.cuh"
 
 #define HOPPER_ROWS 128
 #define HOPPER_COLUMNS 128
