@@ -124,9 +124,17 @@ __device__ __forceinline__ TileNumbers tile_numbers(const HopperProduct &p, int 
     return t;
 }
 
+// Up to this depth (padded) high + middle/256 stays below 2**24: |high| <= 127*127, |middle| <= 2*127*128 for each step.
+#define SHALLOW_DEPTH 1024
+
+// fp32(256*high + middle), rounded once. A conversion of 64 bits takes eight times as long as one of 32.
+template <bool SHALLOW> __device__ __forceinline__ float joined(int high, int middle) {
+    if (SHALLOW) return __fmaf_rn((float)(high + (middle >> 8)), 256.0f, (float)(middle & 255));
+    return (float)(((int64)high << 8) + middle);
+}
+
 // One of a thread's two rows, where exponents are usual. SUM: the result is added to what stands there, or to the residual.
-// WHOLE: no column is beyond the matrix.
-template <bool RESIDUAL, bool SUM, bool WHOLE>
+template <bool RESIDUAL, bool SUM, bool SHALLOW>
 __device__ __forceinline__ void write_half(const HopperProduct &p, const ColumnSide &side, int s, int half, bool present, int64 at,
                                            int n0, float *out, const int (&high)[64], const int (&middle)[64]) {
     const Epilogue &e = p.epilogue;
@@ -138,18 +146,16 @@ __device__ __forceinline__ void write_half(const HopperProduct &p, const ColumnS
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             old[n] = make_float2(0.0f, 0.0f);
-            if (present && (WHOLE || column + 8 * n < p.columns)) old[n] = *(const float2 *)(other + column + 8 * n);
+            if (present && column + 8 * n < p.columns) old[n] = *(const float2 *)(other + column + 8 * n);
         }
-    bool biased = e.bias;
     PairWords words = {};
 #pragma unroll
     for (int n = 0; n < 16; n++) {
         int c = column + 8 * n, i = 4 * n + 2 * half;
         float2 factor = *(const float2 *)&side.factors[c - n0], bias = *(const float2 *)&side.bias[c - n0], y;
-        y.x = ((float)(((int64)high[i] << 8) + middle[i]) * row_factor) * factor.x;
-        y.y = ((float)(((int64)high[i + 1] << 8) + middle[i + 1]) * row_factor) * factor.y;
-        float2 sum = make_float2(y.x + bias.x, y.y + bias.y);
-        y.x = biased ? sum.x : y.x, y.y = biased ? sum.y : y.y;
+        // Without a bias 0 is added, which changes nothing: no result is -0.
+        y.x = (joined<SHALLOW>(high[i], middle[i]) * row_factor) * factor.x + bias.x;
+        y.y = (joined<SHALLOW>(high[i + 1], middle[i + 1]) * row_factor) * factor.y + bias.y;
         if (RESIDUAL && e.mask.threshold) {
             if (n % 2 == 0) words = words_of_pairs(e, at + c);
             uint2 word = n % 2 ? words.second : words.first;
@@ -157,7 +163,7 @@ __device__ __forceinline__ void write_half(const HopperProduct &p, const ColumnS
             y.y = dropped(y.y, word.y, e.mask.threshold, e.mask.factor);
         }
         if (SUM) y.x = old[n].x + y.x, y.y = old[n].y + y.y;
-        if (present && (WHOLE || c < p.columns)) *(float2 *)(out + c) = y;
+        if (present && c < p.columns) *(float2 *)(out + c) = y;
     }
 }
 
@@ -187,12 +193,12 @@ __device__ __forceinline__ void write_tile(const HopperProduct &p, ColumnSide &s
         int64 at = (int64)(row + 8 * half) * p.columns;
         float *out = p.out + shard * p.out_stride + at;
         if (usual) {
-            bool whole = n0 + HOPPER_COLUMNS <= p.columns;
+            bool shallow = p.padded <= SHALLOW_DEPTH;
             if (RESIDUAL || e.add) {
-                if (whole) write_half<RESIDUAL, true, true>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
+                if (shallow) write_half<RESIDUAL, true, true>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
                 else write_half<RESIDUAL, true, false>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
             } else {
-                if (whole) write_half<RESIDUAL, false, true>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
+                if (shallow) write_half<RESIDUAL, false, true>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
                 else write_half<RESIDUAL, false, false>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
             }
         } else if (present) {

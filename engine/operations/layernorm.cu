@@ -111,10 +111,11 @@ extern "C" __global__ void __launch_bounds__(256) k_layernorm_quantise(const flo
         if (block_tops[c] > tops[c]) atomicMax(&tops[c], block_tops[c]);
 }
 
-#define BACKWARD_ROWS 4 // that each warp takes
+#define BACKWARD_ROWS 4                                         // that each warp takes
+#define ROWS_AT_ONCE (VECTORS <= 2 ? 4 : VECTORS <= 3 ? 2 : 1) // of them: as many as registers hold
 
 // dx from dy, as k_layernorm_bwd, with each row read once; blocks of 128 threads.
-extern "C" __global__ void __launch_bounds__(128) k_layernorm_bwd_held(const float *x, const float *gain, const float *mean,
+extern "C" __global__ void __launch_bounds__(128, VECTORS <= 3 ? 4 : VECTORS <= 6 ? 3 : 2) k_layernorm_bwd_held(const float *x, const float *gain, const float *mean,
                                                                        const float *rstd, const float *dy, int rows,
                                                                        int width, float *dx, int add, int shard_rows,
                                                                        int *tops) {
@@ -125,52 +126,85 @@ extern "C" __global__ void __launch_bounds__(128) k_layernorm_bwd_held(const flo
     int gain_top[HELD], bias_top[HELD];
 #pragma unroll
     for (int k = 0; k < HELD; k++) gain_top[k] = bias_top[k] = 0;
-    for (int row = first + warp; row < last; row += warps) {
-        const float *x_row = x + (int64)row * width, *dy_row = dy + (int64)row * width;
-        float *dx_row = dx + (int64)row * width, n[HELD], d[HELD];
+    for (int start = first + warp; start < last; start += ROWS_AT_ONCE * warps) {
+        float n[ROWS_AT_ONCE][HELD], d[ROWS_AT_ONCE][HELD], m[ROWS_AT_ONCE], r[ROWS_AT_ONCE];
+        float sum[ROWS_AT_ONCE], sum_n[ROWS_AT_ONCE];
+        // All loads are under way before the first is waited for; what is absent is 0 and changes nothing.
 #pragma unroll
-        for (int k = 0; k < HELD; k++)
-            if (lane + WARP * k < width) n[k] = x_row[lane + WARP * k], d[k] = dy_row[lane + WARP * k];
-        float m = mean[row], r = rstd[row], sum = 0.0f, sum_n = 0.0f;
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            int row = start + i * warps;
+            bool present = row < last;
+            const float *x_row = x + (int64)row * width, *dy_row = dy + (int64)row * width;
+            m[i] = present ? mean[row] : 0.0f, r[i] = present ? rstd[row] : 0.0f;
 #pragma unroll
-        for (int k = 0; k < HELD; k++)
-            if (lane + WARP * k < width) {
-                n[k] = (n[k] - m) * r;
-                gain_top[k] = max(gain_top[k], magnitude_bits(d[k] * n[k]));
-                bias_top[k] = max(bias_top[k], magnitude_bits(d[k]));
+            for (int k = 0; k < HELD; k++) {
+                bool inside = present && lane + WARP * k < width;
+                n[i][k] = inside ? x_row[lane + WARP * k] : 0.0f;
+                d[i][k] = inside ? dy_row[lane + WARP * k] : 0.0f;
             }
-        if (tops && !one_shard) {
-            int *row_tops = tops + (int64)(row / shard_rows) * 2 * width;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            int row = start + i * warps;
 #pragma unroll
             for (int k = 0; k < HELD; k++)
                 if (lane + WARP * k < width) {
-                    atomicMax(&row_tops[lane + WARP * k], magnitude_bits(d[k] * n[k]));
-                    atomicMax(&row_tops[width + lane + WARP * k], magnitude_bits(d[k]));
+                    n[i][k] = (n[i][k] - m[i]) * r[i];
+                    gain_top[k] = max(gain_top[k], magnitude_bits(d[i][k] * n[i][k]));
+                    bias_top[k] = max(bias_top[k], magnitude_bits(d[i][k]));
                 }
+            if (tops && !one_shard && row < last) {
+                int *row_tops = tops + (int64)(row / shard_rows) * 2 * width;
+#pragma unroll
+                for (int k = 0; k < HELD; k++)
+                    if (lane + WARP * k < width) {
+                        atomicMax(&row_tops[lane + WARP * k], magnitude_bits(d[i][k] * n[i][k]));
+                        atomicMax(&row_tops[width + lane + WARP * k], magnitude_bits(d[i][k]));
+                    }
+            }
         }
         if (gain)
 #pragma unroll
             for (int k = 0; k < HELD; k++)
-                if (lane + WARP * k < width) d[k] = d[k] * gain[lane + WARP * k];
+                if (lane + WARP * k < width) {
+                    float g = gain[lane + WARP * k];
 #pragma unroll
-        for (int k = 0; k < HELD; k++)
-            if (lane + WARP * k < width) {
-                sum = sum + d[k];
-                sum_n = sum_n + d[k] * n[k];
-            }
-        float average = lanes_total(sum) / (float)width, average_n = lanes_total(sum_n) / (float)width;
+                    for (int i = 0; i < ROWS_AT_ONCE; i++) d[i][k] = d[i][k] * g;
+                }
 #pragma unroll
-        for (int k = 0; k < HELD; k++) d[k] = r * ((d[k] - average) - n[k] * average_n);
-        if (add) { // all loads are under way before the first is waited for
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            sum[i] = sum_n[i] = 0.0f;
 #pragma unroll
             for (int k = 0; k < HELD; k++)
-                if (lane + WARP * k < width) n[k] = dx_row[lane + WARP * k];
-#pragma unroll
-            for (int k = 0; k < HELD; k++) d[k] = n[k] + d[k];
+                if (lane + WARP * k < width) {
+                    sum[i] = sum[i] + d[i][k];
+                    sum_n[i] = sum_n[i] + d[i][k] * n[i][k];
+                }
         }
 #pragma unroll
-        for (int k = 0; k < HELD; k++)
-            if (lane + WARP * k < width) dx_row[lane + WARP * k] = d[k];
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            float average = lanes_total(sum[i]) / (float)width, average_n = lanes_total(sum_n[i]) / (float)width;
+#pragma unroll
+            for (int k = 0; k < HELD; k++) d[i][k] = r[i] * ((d[i][k] - average) - n[i][k] * average_n);
+        }
+        if (add) {
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++)
+#pragma unroll
+                for (int k = 0; k < HELD; k++)
+                    if (start + i * warps < last && lane + WARP * k < width)
+                        n[i][k] = dx[(int64)(start + i * warps) * width + lane + WARP * k];
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++)
+#pragma unroll
+                for (int k = 0; k < HELD; k++) d[i][k] = n[i][k] + d[i][k];
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++)
+#pragma unroll
+            for (int k = 0; k < HELD; k++)
+                if (start + i * warps < last && lane + WARP * k < width)
+                    dx[(int64)(start + i * warps) * width + lane + WARP * k] = d[i][k];
     }
     if (!one_shard) return;
     for (int c = threadIdx.x; c < 128 * VECTORS; c += blockDim.x) block_tops[0][c] = block_tops[1][c] = 0;

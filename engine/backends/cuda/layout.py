@@ -13,7 +13,7 @@ from engine.program import BackwardStep, Program
 from engine.spec import TrainSpec
 
 MOST_SHARDS = 16  # that are taken together, as in sums.cuh
-ADAMW_PIECE = 1 << 14  # elements that one block of the optimizer updates
+ADAMW_PIECE = 1 << 13  # elements that one block of the optimizer updates
 VALUES = np.dtype(
     [
         ("key", "<u4", 2),

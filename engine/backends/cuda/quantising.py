@@ -19,7 +19,7 @@ BLOCK_ROWS = 4
 WEIGHT_ROWS = 16
 TILE_COLUMNS = 32
 TILE_TOKENS = 128
-BLOCKS_EACH = 6  # of quantising rows, for each processor: more only add to the column maxima's atomics
+BLOCKS_EACH = 6  # of quantising rows, for each processor, unless they are small: more only add to atomics of column maxima
 TOPS_PIECE = 64  # tokens that a block looks through for column maxima
 QUANTISE = Unit("linear_quantise")
 SOURCE = f"PPPPPPPq{MASK}i"  # struct Source of linear_quantise.cu
@@ -74,14 +74,16 @@ def quantise_in_blocks(
     run: Run, kernel: str, form: str, source: tuple[Any, ...], operand: Operand, flag: int, tops: int, shards: int
 ) -> None:
     """Launch a kernel of the family that keeps rows in registers; `source` are the arguments before struct Rows."""
-    rounds = max(1, operand.rows // (BLOCK_ROWS * BLOCKS_EACH * run.launch.card.processors))
+    threads = operand.padded // 4
+    blocks = BLOCKS_EACH * max(1, 128 // threads) * run.launch.card.processors
+    rounds = max(1, operand.rows // (BLOCK_ROWS * blocks))
     rows = (operand.rows, operand.depth, operand.padded, operand.planes, operand.exponents)
     run.launch(
         QUANTISE,
         kernel,
         f"{form}{ROWS}",
         (ceiling(operand.rows, BLOCK_ROWS * rounds),),
-        (operand.padded // 4,),
+        (threads,),
         *(*source, *rows, operand.rows // shards, rounds, tops, flag),
     )
 
