@@ -226,25 +226,25 @@ __device__ __forceinline__ uint32 column_place(int d, int chunk) { return place<
 
 // Both planes of TILE rows of a row plane into shared memory.
 template <int COUNT = THREADS> __device__ __forceinline__ void load_rows(uint32 to, const int8 *planes, int64 plane, int64 first) {
+    constexpr int CHUNKS = TILE * (DP / 16);
     const int8 *from = planes + first * DP;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < TILE * (DP / 16); i += COUNT) {
-        uint32 at = to + row_place(i / (DP / 16), i % (DP / 16));
-        copy16(at, from + 16 * i, true);
-        copy16(at + ROW_TILE, from + plane + 16 * i, true);
+#pragma unroll 1 // unrolled, addresses take registers that there are not
+    for (int n = 0; n < (2 * CHUNKS + COUNT - 1) / COUNT; n++) {
+        int i = threadIdx.x + n * COUNT, low = i / CHUNKS, chunk = i % CHUNKS;
+        if (2 * CHUNKS % COUNT && i >= 2 * CHUNKS) break;
+        copy16(to + low * ROW_TILE + row_place(chunk / (DP / 16), chunk % (DP / 16)), from + low * plane + 16 * chunk, true);
     }
 }
 
 // Both planes of TILE tokens of a column plane into shared memory; `from` is the place of the tile's first token.
 template <int COUNT = THREADS> __device__ __forceinline__ void load_columns(uint32 to, const int8 *from, int64 plane, int padded) {
 #if COLUMNS
-#pragma unroll 4
-    for (int i = threadIdx.x; i < DP * (TILE / 16); i += COUNT) {
-        int d = i / (TILE / 16), chunk = i % (TILE / 16);
-        uint32 at = to + column_place(d, chunk);
-        const int8 *source = from + (int64)d * padded + chunk * 16;
-        copy16(at, source, true);
-        copy16(at + COLUMN_TILE, source + plane, true);
+    constexpr int CHUNKS = DP * (TILE / 16);
+#pragma unroll 1
+    for (int n = 0; n < (2 * CHUNKS + COUNT - 1) / COUNT; n++) {
+        int i = threadIdx.x + n * COUNT, low = i / CHUNKS, d = i % CHUNKS / (TILE / 16), chunk = i % (TILE / 16);
+        if (2 * CHUNKS % COUNT && i >= 2 * CHUNKS) break;
+        copy16(to + low * COLUMN_TILE + column_place(d, chunk), from + low * plane + (int64)d * padded + chunk * 16, true);
     }
 #endif
 }
@@ -324,6 +324,31 @@ __device__ __forceinline__ float2 beside(const float *side, int n) {
 
 __device__ __forceinline__ float part(const float2 &pair, int i) { return i & 1 ? pair.y : pair.x; }
 
+// What is done where exponents are unusual stands in functions of its own: code that seldom runs must not lie between
+// lines that always do, or much of a kernel's time is the fetching of it. Numbers are those of four n, as [4][4].
+__device__ __noinline__ void scaled_scores_rare(const int *v, int s0, int s1, const int *exponents, float scale, float *x) {
+    for (int n = 0; n < 4; n++)
+        for (int i = 0; i < 4; i++) {
+            int e = 8 - (i >> 1 ? s1 : s0) - exponents[8 * n + 2 * (threadIdx.x & 3) + (i & 1)];
+            x[4 * n + i] = scaled_float_rare(v[4 * n + i], e) * scale;
+        }
+}
+
+// sum += fp32(v * 2**e), e0 and e1 of rows g and g + 8.
+__device__ __noinline__ void add_rare(const int *v, int count, int e0, int e1, float *sum) {
+    for (int i = 0; i < count; i++) sum[i] = sum[i] + scaled_float_rare(v[i], i & 2 ? e1 : e0);
+}
+
+// v = rint(p * 2**(WEIGHT_EXPONENT + least - exponent of the column)) for p in [0, 1]; below 2**-2 it is 0.
+__device__ __noinline__ void weights_rare(const float *p, int least0, int least1, const int *exponents, int *v) {
+    for (int n = 0; n < 4; n++)
+        for (int i = 0; i < 4; i++) {
+            int e = WEIGHT_EXPONENT + (i >> 1 ? least1 : least0) - exponents[8 * n + 2 * (threadIdx.x & 3) + (i & 1)];
+            float x = p[4 * n + i];
+            v[4 * n + i] = x > 0.0f && e >= -2 ? __float2int_rn(x * power_of_two32(e)) : 0;
+        }
+}
+
 // x[from + n][i] = fp32(v * 2**(8 - s - column's exponent)) * scale for four n; s and factor (times scale) of rows g and
 // g + 8. exponents (in global memory) and factors of the 64 columns.
 template <int COUNT>
@@ -339,12 +364,13 @@ __device__ __forceinline__ void scaled_scores(const int (&v)[4][4], const int (&
             for (int i = 0; i < 4; i++) x[base + n][i] = ((float)v[n][i] * factor[i >> 1]) * part(column, i);
         }
     } else {
+        int copy[16];
+        float scaled[16];
 #pragma unroll
-        for (int n = 0; n < 4; n++)
+        for (int i = 0; i < 16; i++) copy[i] = v[i / 4][i % 4];
+        scaled_scores_rare(copy, s[0], s[1], exponents + 8 * from, scale, scaled);
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                x[base + n][i] =
-                    scaled_float_rare(v[n][i], 8 - s[i >> 1] - exponents[8 * (from + n) + 2 * (threadIdx.x & 3) + (i & 1)]) * scale;
+        for (int i = 0; i < 16; i++) x[base + i / 4][i % 4] = scaled[i];
     }
 }
 
@@ -435,11 +461,14 @@ __device__ __forceinline__ void add_product(const Left &left, uint32 tile, const
                 for (int i = 0; i < 4; i++)
                     sum[n + j][i] = sum[n + j][i] + (float)((high[j][i] << 8) + middle[j][i]) * factor[i >> 1];
         } else {
+            int v[PRODUCT_COLUMNS / 2];
+            float sums[PRODUCT_COLUMNS / 2];
 #pragma unroll
-            for (int j = 0; j < PRODUCT_COLUMNS / 8; j++)
+            for (int i = 0; i < PRODUCT_COLUMNS / 2; i++)
+                v[i] = (high[i / 4][i % 4] << 8) + middle[i / 4][i % 4], sums[i] = sum[n + i / 4][i % 4];
+            add_rare(v, PRODUCT_COLUMNS / 2, e[0], e[1], sums);
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    sum[n + j][i] = sum[n + j][i] + scaled_float_rare((high[j][i] << 8) + middle[j][i], e[i >> 1]);
+            for (int i = 0; i < PRODUCT_COLUMNS / 2; i++) sum[n + i / 4][i % 4] = sums[i];
         }
     }
 }
@@ -513,11 +542,6 @@ __device__ __forceinline__ void hide_earlier(float (&x)[8][4], const int (&row)[
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) x[n][i] = 8 * n + 2 * (lane & 3) + (i & 1) >= row[i >> 1] ? x[n][i] : 0.0f;
-}
-
-// rint(p * 2**e) for p in [0, 1], where exponents are unusual; below 2**-2 it is 0.
-__device__ __noinline__ int weight_rare(float p, int e) {
-    return p > 0.0f && e >= -2 ? __float2int_rn(p * power_of_two32(e)) : 0;
 }
 
 #define FORWARD_COLUMNS (DP < 64 ? DP : 64) // of the head at a time: the accumulators of more do not fit in registers
@@ -650,13 +674,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd
                     }
                     total[0] += sums[0], total[1] += sums[1];
                 }
-                if (!usual)
+                if (!usual) {
+                    float p[16];
+                    int weights[16];
 #pragma unroll
-                    for (int n = 0; n < 4; n++)
+                    for (int i = 0; i < 16; i++) p[i] = x[i / 4][i % 4];
+                    weights_rare(p, least[0], least[1], f.sv + at + j0 + 8 * from, weights);
 #pragma unroll
-                        for (int i = 0; i < 4; i++)
-                            v[n][i] = weight_rare(x[n][i], WEIGHT_EXPONENT + least[i >> 1] -
-                                                               f.sv[at + j0 + 8 * (from + n) + 2 * (lane & 3) + (i & 1)]);
+                    for (int i = 0; i < 16; i++) v[i / 4][i % 4] = weights[i];
+                }
                 if (mask.threshold)
 #pragma unroll
                     for (int n = 0; n < 4; n++)
