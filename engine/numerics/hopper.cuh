@@ -294,6 +294,8 @@ __device__ __forceinline__ void hopper_product(const TensorMap *a_map, const Ten
     int tiles = ((p.rows + HOPPER_ROWS - 1) / HOPPER_ROWS) * ((p.columns + HOPPER_COLUMNS - 1) / HOPPER_COLUMNS) * p.shards;
     int steps = p.padded / HOPPER_STEP, group = threadIdx.x / 128;
     if (threadIdx.x == 0) {
+        asm volatile("prefetch.tensormap [%0];" ::"l"(a_map) : "memory");
+        asm volatile("prefetch.tensormap [%0];" ::"l"(b_map) : "memory");
         for (int s = 0; s < HOPPER_STAGES; s++) {
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, 8); // a warp of either group arrives when its part is read

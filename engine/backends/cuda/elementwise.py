@@ -194,7 +194,7 @@ class LayerNormTwin(Twin[LayerNorm]):
         if not names:
             return
         # Nothing on the way back needs the parameters' gradients.
-        with run.launch.beside():
+        with run.launch.beside(reads_lasting=True):
             sums = run.zeroed(operation, "sums")
             grid = (ceiling(width, 32), ceiling(tokens, TOPS_PIECE), run.shards)
             inputs = (x, mean, rstd, dy, tokens, width)
@@ -204,8 +204,8 @@ class LayerNormTwin(Twin[LayerNorm]):
                 LAYERNORM,
                 "k_layernorm_bwd_parameters",
                 "PPiiPPiP",
-                blocks(width),
-                (THREADS,),
+                (ceiling(width, 32),),
+                (32,),
                 *(tops, sums, width, run.shards, dgain, dbias, int(run.adds), flag),
             )
 
