@@ -20,6 +20,7 @@ class MixedLayout(CudaLayout):
 
     tokens_at_once = USUAL_TOKENS
     most_shards = MOST_SHARDS_AT_ONCE
+    lingers = 2  # every linear layer waits for all work beside
 
     def twins_of(self, program: Program) -> dict[str, Twin[Any]]:
         return mixed_twins(program, self.train)
