@@ -76,7 +76,7 @@ __device__ __forceinline__ float tanh32(float x) {
 
 __device__ __forceinline__ float gelu32(float x) {
     float v = x * (GELU_LINEAR + GELU_CUBIC * (x * x));
-    float e = exp32(-absolute32(v));
+    float e = exp32_of_nonpositive(-absolute32(v)); // v is NaN only where x is not finite
     float numerator = x >= 0.0f ? x : x * e;
     float y = numerator / (1.0f + e);
     return absolute32(x) <= LARGEST ? y : canonical_nan();
@@ -88,7 +88,7 @@ __device__ __forceinline__ float gelu_grad32(float x) {
     float square = clamped * clamped;
     float v = clamped * (GELU_LINEAR + GELU_CUBIC * square);
     float slope = GELU_LINEAR + GELU_CUBIC_SLOPE * square;
-    float e = exp32(-absolute32(v));
+    float e = exp32_of_nonpositive(-absolute32(v));
     float larger = 1.0f / (1.0f + e);
     float smaller = e * larger;
     float s = clamped >= 0.0f ? larger : smaller;

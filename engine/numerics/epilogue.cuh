@@ -32,20 +32,3 @@ __device__ __forceinline__ void finish(const Epilogue &e, float y, int64 at, int
         y = *target + y;
     *target = y;
 }
-
-// The random words of elements `at`, at + 1 (first) and at + 8, at + 9 (second); `at` and e.base are even. Lanes next to
-// each other hold pairs of one group of four, so each draws one of the two groups and they exchange halves.
-struct PairWords {
-    uint2 first, second;
-};
-
-__device__ __forceinline__ PairWords words_of_pairs(const Epilogue &e, int64 at) {
-    uint64 element = e.base + at;
-    bool upper = element & 2; // the pair is the upper half of its group
-    uint4 w = random_words4(e.values, e.mask.site, (upper ? element + 8 : element) / 4);
-    uint32 x = __shfl_xor_sync(ALL_LANES, upper ? w.x : w.z, 1), y = __shfl_xor_sync(ALL_LANES, upper ? w.y : w.w, 1);
-    PairWords words;
-    words.first = upper ? make_uint2(x, y) : make_uint2(w.x, w.y);
-    words.second = upper ? make_uint2(w.z, w.w) : make_uint2(x, y);
-    return words;
-}

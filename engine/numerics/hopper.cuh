@@ -60,12 +60,14 @@ struct HopperProduct {
 
 // The tile of the result that is number `index`: the shorter side runs fastest, so that its operand stays in the cache.
 __device__ __forceinline__ void tile_place(const HopperProduct &p, int index, int &m0, int &n0, int &shard) {
-    int tiles_m = (p.rows + HOPPER_ROWS - 1) / HOPPER_ROWS, tiles_n = (p.columns + HOPPER_COLUMNS - 1) / HOPPER_COLUMNS;
-    shard = index / (tiles_m * tiles_n);
-    index -= shard * tiles_m * tiles_n;
+    uint32 tiles_m = (p.rows + HOPPER_ROWS - 1) / HOPPER_ROWS, tiles_n = (p.columns + HOPPER_COLUMNS - 1) / HOPPER_COLUMNS;
+    uint32 rest = index, shorter = min(tiles_m, tiles_n);
+    shard = rest / (tiles_m * tiles_n);
+    rest -= shard * tiles_m * tiles_n;
+    uint32 slow = rest / shorter, fast = rest - slow * shorter;
     bool down = tiles_m <= tiles_n;
-    m0 = (down ? index % tiles_m : index / tiles_n) * HOPPER_ROWS;
-    n0 = (down ? index / tiles_m : index % tiles_n) * HOPPER_COLUMNS;
+    m0 = (down ? fast : slow) * HOPPER_ROWS;
+    n0 = (down ? slow : fast) * HOPPER_COLUMNS;
 }
 
 // Exponents of one operand are usual within these bounds, and those of a pair if their sum is within PAIR bounds: the
@@ -76,73 +78,170 @@ __device__ __forceinline__ void tile_place(const HopperProduct &p, int index, in
 #define MOST_PAIR 134
 
 // What a warpgroup knows of a tile's columns while it writes results: thread i of it looks after column i.
-struct ColumnSide {
+struct __align__(16) ColumnSide {
     float factors[HOPPER_COLUMNS], bias[HOPPER_COLUMNS];
     int least[4], most[4]; // exponents, by warp
 };
 
+// A warp's 16 rows of 32 columns on their way from the registers of a product to whole lines of the result. The rows'
+// distance keeps both the writing and the reading off each other's banks.
+#define PART_COLUMNS 32
+struct Part {
+    float x[16][PART_COLUMNS + 8];
+};
+
 // Loaded before the products of a tile are under way, needed after them.
 struct TileNumbers {
-    int s_column, s_row[2]; // exponents of the thread's column, and of rows `row` and `row` + 8
+    int s_column, s_row[4]; // exponents of the thread's column, and of rows lane/8 + 4r of its warp
     float bias;
 };
 
-__device__ __forceinline__ TileNumbers tile_numbers(const HopperProduct &p, int row, int column, int shard) {
+__device__ __forceinline__ TileNumbers tile_numbers(const HopperProduct &p, int warp_row, int column, int shard) {
     const int *a_exponents = p.a_exponents + shard * p.rows, *b_exponents = p.b_exponents + shard * p.columns;
-    TileNumbers t = {0, {0, 0}, 0.0f};
+    TileNumbers t = {0, {0, 0, 0, 0}, 0.0f};
     if (column < p.columns) {
         t.s_column = b_exponents[column];
         if (p.epilogue.bias) t.bias = p.epilogue.bias[column];
     }
-    if (row < p.rows) t.s_row[0] = a_exponents[row];
-    if (row + 8 < p.rows) t.s_row[1] = a_exponents[row + 8];
+    int row = warp_row + lane_of_thread() / 8;
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+        if (row + 4 * r < p.rows) t.s_row[r] = a_exponents[row + 4 * r];
     return t;
 }
 
-// One of a thread's two rows, where exponents are usual. SUM: the result is added to what stands there, or to the residual.
-// WHOLE: no column is beyond the matrix.
-template <bool RESIDUAL, bool SUM, bool WHOLE>
-__device__ __forceinline__ void write_half(const HopperProduct &p, const ColumnSide &side, int s, int half, bool present, int64 at,
-                                           int n0, float *out, const int (&high)[64], const int (&middle)[64]) {
-    const Epilogue &e = p.epilogue;
-    int column = n0 + 2 * (threadIdx.x & 3);
-    float row_factor = power_of_two32(4 - s);
-    const float *other = RESIDUAL ? e.residual + at : out;
-    float2 old[16]; // all loads are under way before the first is waited for
-    if (SUM)
+// fp32(256*high + middle), rounded once. A conversion of 64 bits takes eight times as long as one of 32, so up to some
+// depths two exact ones and a fused multiplication stand for it: |high| <= 127*127 and |middle| <= 2*127*128 for each unit
+// of depth, and both (or high + middle/256 alone) stay below 2**24.
+#define SHALLOW 512
+#define MEDIUM 1024
+
+template <int DEPTH> __device__ __forceinline__ float joined(int held_high, int held_middle) {
+    int high, middle; // the compiler must not do this for all parts ahead of the loop over them: registers are scarce
+    asm volatile("mov.b32 %0, %1;" : "=r"(high) : "r"(held_high));
+    asm volatile("mov.b32 %0, %1;" : "=r"(middle) : "r"(held_middle));
+    if (DEPTH == SHALLOW) return __fmaf_rn((float)high, 256.0f, (float)middle);
+    if (DEPTH == MEDIUM) return __fmaf_rn((float)(high + (middle >> 8)), 256.0f, (float)(middle & 255));
+    return (float)(((int64)high << 8) + middle);
+}
+
+// Part number PART of the warp's results, not scaled yet. Of each 8 columns a thread holds 2t and 2t + 1, t = lane % 4,
+// in rows g = lane / 4 and g + 8.
+template <int PART, int DEPTH> __device__ __forceinline__ void stage_part(Part &part, const int (&high)[64], const int (&middle)[64]) {
+    int lane = lane_of_thread();
 #pragma unroll
-        for (int n = 0; n < 16; n++) {
-            old[n] = make_float2(0.0f, 0.0f);
-            if (present && (WHOLE || column + 8 * n < p.columns)) old[n] = *(const float2 *)(other + column + 8 * n);
-        }
-    bool biased = e.bias;
-    PairWords words = {};
+    for (int n = 0; n < 4; n++)
 #pragma unroll
-    for (int n = 0; n < 16; n++) {
-        int c = column + 8 * n, i = 4 * n + 2 * half;
-        float2 factor = *(const float2 *)&side.factors[c - n0], bias = *(const float2 *)&side.bias[c - n0], y;
-        y.x = ((float)(((int64)high[i] << 8) + middle[i]) * row_factor) * factor.x;
-        y.y = ((float)(((int64)high[i + 1] << 8) + middle[i + 1]) * row_factor) * factor.y;
-        float2 sum = make_float2(y.x + bias.x, y.y + bias.y);
-        y.x = biased ? sum.x : y.x, y.y = biased ? sum.y : y.y;
-        if (RESIDUAL && e.mask.threshold) {
-            if (n % 2 == 0) words = words_of_pairs(e, at + c);
-            uint2 word = n % 2 ? words.second : words.first;
-            y.x = dropped(y.x, word.x, e.mask.threshold, e.mask.factor);
-            y.y = dropped(y.y, word.y, e.mask.threshold, e.mask.factor);
+        for (int half = 0; half < 2; half++) {
+            int i = 16 * PART + 4 * n + 2 * half;
+            *(float2 *)&part.x[lane / 4 + 8 * half][8 * n + 2 * (lane & 3)] =
+                make_float2(joined<DEPTH>(high[i], middle[i]), joined<DEPTH>(high[i + 1], middle[i + 1]));
         }
-        if (SUM) y.x = old[n].x + y.x, y.y = old[n].y + y.y;
-        if (present && (WHOLE || c < p.columns)) *(float2 *)(out + c) = y;
+}
+
+template <int DEPTH>
+__device__ __forceinline__ void stage_part(Part &part, int number, const int (&high)[64], const int (&middle)[64]) {
+    if (number < 2) {
+        if (number == 0) stage_part<0, DEPTH>(part, high, middle);
+        else stage_part<1, DEPTH>(part, high, middle);
+    } else {
+        if (number == 2) stage_part<2, DEPTH>(part, high, middle);
+        else stage_part<3, DEPTH>(part, high, middle);
     }
 }
 
-// Write (or add) a thread's results: rows `row` and `row` + 8 of the tile at column n0, columns 8n + 2t and the next of
-// each, t = lane % 4. `group` 1 or 2 is the warpgroup.
+// One bit for each element of four rows of four columns: whether dropout keeps it.
+__device__ __forceinline__ uint32 kept_bits(const Epilogue &e, int64 at, int64 row_stride) {
+    uint32 bits = 0;
+#pragma unroll 1
+    for (int r = 0; r < 4; r++) {
+        uint4 w = random_words4(e.values, e.mask.site, (uint64)(e.base + at + r * row_stride) / 4);
+        uint32 four = (w.x >= e.mask.threshold) | (w.y >= e.mask.threshold) << 1 | (w.z >= e.mask.threshold) << 2 |
+                      (w.w >= e.mask.threshold) << 3;
+        bits |= four << (4 * r);
+    }
+    return bits;
+}
+
+// A warp's 16 rows where exponents are usual and columns a multiple of four. The code runs once for each tile, and most of
+// what a small product takes would be the fetching of it: parts share it, but for what names registers.
 template <bool RESIDUAL>
-__device__ __forceinline__ void write_tile(const HopperProduct &p, ColumnSide &side, const TileNumbers &t, int group, int row,
-                                           int n0, int shard, const int (&high)[64], const int (&middle)[64]) {
-    int own = threadIdx.x % 128, lane = lane_of_thread(), column = n0 + 2 * (lane & 3);
+__device__ __forceinline__ void write_usual(const HopperProduct &p, const ColumnSide &side, Part &part, const TileNumbers &t,
+                                            int warp_row, int n0, float *out, const int (&high)[64], const int (&middle)[64]) {
     const Epilogue &e = p.epilogue;
+    int row = warp_row + lane_of_thread() / 8, inside = 4 * (lane_of_thread() & 7);
+    int64 at = (int64)row * p.columns + n0 + inside;
+    const float *other = RESIDUAL ? e.residual : out;
+    bool adds = RESIDUAL || e.add;
+    float row_factor[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) row_factor[r] = power_of_two32(4 - t.s_row[r]);
+#pragma unroll 1
+    for (int number = 0; number < HOPPER_COLUMNS / PART_COLUMNS && n0 + PART_COLUMNS * number < p.columns; number++) {
+        int c = PART_COLUMNS * number + inside;
+        bool present = n0 + c < p.columns;
+        float4 old[4]; // all loads are under way before the first is waited for
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            old[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (adds && present && row + 4 * r < p.rows) old[r] = *(const float4 *)(other + at + (int64)(4 * r) * p.columns);
+        }
+        if (p.padded <= SHALLOW) stage_part<SHALLOW>(part, number, high, middle);
+        else if (p.padded <= MEDIUM) stage_part<MEDIUM>(part, number, high, middle);
+        else stage_part<0>(part, number, high, middle);
+        __syncwarp();
+        float4 factor = *(const float4 *)&side.factors[c], bias = *(const float4 *)&side.bias[c];
+        bool drops = RESIDUAL && e.mask.threshold;
+        uint32 kept = drops ? kept_bits(e, at, (int64)4 * p.columns) : 0;
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            float4 y = *(const float4 *)&part.x[lane_of_thread() / 8 + 4 * r][inside];
+            // Without a bias 0 is added, which changes nothing: no result is -0.
+            y.x = (y.x * row_factor[r]) * factor.x + bias.x, y.y = (y.y * row_factor[r]) * factor.y + bias.y;
+            y.z = (y.z * row_factor[r]) * factor.z + bias.z, y.w = (y.w * row_factor[r]) * factor.w + bias.w;
+            if (drops) {
+                uint32 bits = kept >> (4 * r);
+                y.x = bits & 1 ? y.x * e.mask.factor : 0.0f, y.y = bits & 2 ? y.y * e.mask.factor : 0.0f;
+                y.z = bits & 4 ? y.z * e.mask.factor : 0.0f, y.w = bits & 8 ? y.w * e.mask.factor : 0.0f;
+            }
+            if (adds) y = make_float4(old[r].x + y.x, old[r].y + y.y, old[r].z + y.z, old[r].w + y.w);
+            if (present && row + 4 * r < p.rows) *(float4 *)(out + at + (int64)(4 * r) * p.columns) = y;
+        }
+        __syncwarp();
+        at += PART_COLUMNS;
+    }
+}
+
+// The same for any exponents and columns, one by one. Kept apart from the rest: code that is seldom run must not lie
+// between lines that always are.
+template <bool RESIDUAL>
+__device__ __forceinline__ void write_unusual(const HopperProduct &p, int warp_row, int n0, int shard, float *out,
+                                              const int (&high)[64], const int (&middle)[64]) {
+    int lane = lane_of_thread(), column = n0 + 2 * (lane & 3);
+    const int *a_exponents = p.a_exponents + shard * p.rows, *b_exponents = p.b_exponents + shard * p.columns;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = warp_row + lane / 4 + 8 * half;
+        if (row >= p.rows) continue;
+        int64 at = (int64)row * p.columns;
+        int s = a_exponents[row];
+#pragma unroll
+        for (int n = 0; n < 16; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                int c = column + 8 * n + j, i = 4 * n + 2 * half + j;
+                if (c >= p.columns) continue;
+                int64 v = ((int64)high[i] << 8) + middle[i];
+                finish<RESIDUAL>(p.epilogue, scaled_float(v, 8 - s - b_exponents[c]), at + c, c, out + at + c);
+            }
+    }
+}
+
+// Write (or add) a warp's results: rows warp_row..warp_row+15 of the tile at column n0. `group` 1 or 2 is the warpgroup.
+template <bool RESIDUAL>
+__device__ __forceinline__ void write_tile(const HopperProduct &p, ColumnSide &side, Part &part, const TileNumbers &t, int group,
+                                           int warp_row, int n0, int shard, const int (&high)[64], const int (&middle)[64]) {
+    int own = threadIdx.x % 128, lane = lane_of_thread();
     asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory"); // the tile before is written
     side.factors[own] = power_of_two32(4 - t.s_column), side.bias[own] = t.bias;
     int least = warp_min(t.s_column), most = warp_max(t.s_column);
@@ -150,39 +249,13 @@ __device__ __forceinline__ void write_tile(const HopperProduct &p, ColumnSide &s
     asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
     least = min(min(side.least[0], side.least[1]), min(side.least[2], side.least[3]));
     most = max(max(side.most[0], side.most[1]), max(side.most[2], side.most[3]));
-    bool usual = p.columns % 2 == 0 && least >= LEAST_EXPONENT && most <= MOST_EXPONENT;
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-        usual = usual && t.s_row[r] >= LEAST_EXPONENT && t.s_row[r] <= MOST_EXPONENT && least + t.s_row[r] >= LEAST_PAIR &&
-                most + t.s_row[r] <= MOST_PAIR;
-    usual = __all_sync(ALL_LANES, usual);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        bool present = row + 8 * half < p.rows;
-        int64 at = (int64)(row + 8 * half) * p.columns;
-        float *out = p.out + shard * p.out_stride + at;
-        if (usual) {
-            bool whole = n0 + HOPPER_COLUMNS <= p.columns;
-            if (RESIDUAL || e.add) {
-                if (whole) write_half<RESIDUAL, true, true>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
-                else write_half<RESIDUAL, true, false>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
-            } else {
-                if (whole) write_half<RESIDUAL, false, true>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
-                else write_half<RESIDUAL, false, false>(p, side, t.s_row[half], half, present, at, n0, out, high, middle);
-            }
-        } else if (present) {
-            const int *b_exponents = p.b_exponents + shard * p.columns;
-#pragma unroll
-            for (int n = 0; n < 16; n++)
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    int c = column + 8 * n + j, i = 4 * n + 2 * half + j;
-                    if (c >= p.columns) continue;
-                    int64 v = ((int64)high[i] << 8) + middle[i];
-                    finish<RESIDUAL>(e, scaled_float(v, 8 - t.s_row[half] - b_exponents[c]), at + c, c, out + c);
-                }
-        }
-    }
+    int least_row = min(min(t.s_row[0], t.s_row[1]), min(t.s_row[2], t.s_row[3]));
+    int most_row = max(max(t.s_row[0], t.s_row[1]), max(t.s_row[2], t.s_row[3]));
+    bool usual = p.columns % 4 == 0 && least >= LEAST_EXPONENT && most <= MOST_EXPONENT && least_row >= LEAST_EXPONENT &&
+                 most_row <= MOST_EXPONENT && least + least_row >= LEAST_PAIR && most + most_row <= MOST_PAIR;
+    float *out = p.out + shard * p.out_stride;
+    if (__all_sync(ALL_LANES, usual)) write_usual<RESIDUAL>(p, side, part, t, warp_row, n0, out, high, middle);
+    else write_unusual<RESIDUAL>(p, warp_row, n0, shard, out, high, middle);
 }
 
 template <bool RESIDUAL>
@@ -190,11 +263,14 @@ __device__ __forceinline__ void hopper_product(const TensorMap *a_map, const Ten
     extern __shared__ __align__(1024) int8 hopper_memory[];
     __shared__ uint64 barriers[2 * HOPPER_STAGES];
     __shared__ ColumnSide sides[2];
+    __shared__ __align__(16) Part parts[8];
     uint32 memory = (shared_address(hopper_memory) + 1023) & ~1023u;
     uint32 full = shared_address(barriers), empty = full + 8 * HOPPER_STAGES;
     int tiles = ((p.rows + HOPPER_ROWS - 1) / HOPPER_ROWS) * ((p.columns + HOPPER_COLUMNS - 1) / HOPPER_COLUMNS) * p.shards;
     int steps = p.padded / HOPPER_STEP, group = threadIdx.x / 128;
     if (threadIdx.x == 0) {
+        asm volatile("prefetch.tensormap [%0];" ::"l"(a_map) : "memory");
+        asm volatile("prefetch.tensormap [%0];" ::"l"(b_map) : "memory");
         for (int s = 0; s < HOPPER_STAGES; s++) {
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, 8); // a warp of either group arrives when its part is read
@@ -229,8 +305,9 @@ __device__ __forceinline__ void hopper_product(const TensorMap *a_map, const Ten
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             int m0, n0, shard, before = 0;
             tile_place(p, tile, m0, n0, shard);
-            int row = m0 + (group - 1) * 64 + warp * 16 + (lane >> 2);
-            TileNumbers numbers = tile_numbers(p, row, n0 + threadIdx.x % 128, shard);
+            int warp_row = m0 + (group - 1) * 64 + warp * 16;
+            TileNumbers numbers = tile_numbers(p, warp_row, n0 + threadIdx.x % 128, shard);
+#pragma unroll 1
             for (int step = 0; step < steps; step++) {
                 barrier_wait(full + 8 * stage, parity);
                 uint32 at = memory + stage * HOPPER_STAGE;
@@ -254,7 +331,7 @@ __device__ __forceinline__ void hopper_product(const TensorMap *a_map, const Ten
             }
             products_wait<0>();
             if (lane == 0) barrier_arrive(empty + 8 * before);
-            write_tile<RESIDUAL>(p, sides[group - 1], numbers, group, row, n0, shard, high, middle);
+            write_tile<RESIDUAL>(p, sides[group - 1], parts[threadIdx.x / WARP - 4], numbers, group, warp_row, n0, shard, high, middle);
         }
     }
 }

@@ -8,9 +8,15 @@
 // A warp holds 16 x 64 scores as accumulators of the tensor cores. The weights made from them are the left operand of
 // the next product without leaving their registers: a depth of integers may be walked in any order, so column planes
 // keep tokens in the order in which registers hold them.
+//
+// With WARPGROUP (compute capability 9.0, heads up to 64 wide) products are warpgroup instructions: right operands, and
+// left ones that are tiles, are read from shared memory, where tiles lie as the hardware's swizzle has them.
 #include "elementary.cuh"
 #include "fixed_point.cuh"
 #include "random.cuh"
+#if WARPGROUP
+#include "warpgroup.cuh"
+#endif
 
 #define TILE 64 // queries, and keys, of a tile: part of the definition of the backward pass
 #define ROW_TILE (TILE * DP) // bytes of one plane of a tile in shared memory
@@ -23,17 +29,13 @@
 #define FORWARD_BLOCKS (DP <= 32 ? 5 : 4)
 #define QUERY_BLOCKS (DP <= 32 ? 4 : 3)
 #define KEY_BLOCKS (DP <= 64 ? 2 : 1)
+#define TILE_ALIGNMENT 512
+#define PRODUCT_COLUMNS (WARPGROUP ? 32 : 16) // of the head, in one product of the backward pass
 #define WEIGHT_EXPONENT 14
 
 // The token, within 32, that stands at depth `slot` of a column plane.
 __device__ __forceinline__ int slot_token(int slot) {
     return (slot & 16) + ((slot & 2) << 2) + ((slot & 12) >> 1) + (slot & 1);
-}
-
-__device__ __forceinline__ int least_exponent(const int *exponents) {
-    int least = ZERO_ROW;
-    for (int i = 0; i < TILE; i++) least = min(least, exponents[i]);
-    return least == ZERO_ROW ? 0 : least;
 }
 
 // --- quantising one head --------------------------------------------------------------------------------------------
@@ -75,52 +77,97 @@ struct QueryNumbers {
 
 __device__ __forceinline__ float usual_factor(int s) { return s == ZERO_ROW ? 0.0f : power_of_two32(4 - s); }
 
-#define QUANTISE_WARPS 8
-#define TOKENS_EACH (DP <= 64 ? 8 : DP <= 128 ? 4 : 2) // that a warp takes at a time
+#define TOKEN_LANES 8 // of a warp, for each token: four columns of every 32
+#define STEP_TOKENS 32 // that a block of 256 takes at a time
+#define STEPS_EACH (DP <= 128 ? TILE / STEP_TOKENS : 1) // whose loads are under way at once
+
+// Columns d..d+3 of a head of `width`; what is absent is 0.
+__device__ __forceinline__ float4 four_columns(const float *x, int d, int width, bool present) {
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (!present) return v;
+    if (width % 4 == 0) {
+        if (d < width) v = *(const float4 *)(x + d);
+    } else {
+        if (d < width) v.x = x[d];
+        if (d + 1 < width) v.y = x[d + 1];
+        if (d + 2 < width) v.z = x[d + 2];
+        if (d + 3 < width) v.w = x[d + 3];
+    }
+    return v;
+}
+
+__device__ __forceinline__ int most_of_token(int x) {
+#pragma unroll
+    for (int apart = TOKEN_LANES / 2; apart > 0; apart >>= 1) x = max(x, __shfl_xor_sync(ALL_LANES, x, apart));
+    return x;
+}
+
+// The ordered sum over a head of a*b (see sums.py), in the first lane of a token: of the 32 lanes of the definition, lane
+// 4i + j is component j of lane i here.
+__device__ __forceinline__ float ordered_sum(const float4 (&a)[DP / 32], const float4 (&b)[DP / 32]) {
+    float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int k = 0; k < DP / 32; k++) {
+        x[0] = x[0] + a[k].x * b[k].x, x[1] = x[1] + a[k].y * b[k].y;
+        x[2] = x[2] + a[k].z * b[k].z, x[3] = x[3] + a[k].w * b[k].w;
+    }
+#pragma unroll
+    for (int apart = TOKEN_LANES / 2; apart > 0; apart >>= 1)
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[j] = x[j] + __shfl_down_sync(ALL_LANES, x[j], apart);
+    return (x[0] + x[2]) + (x[1] + x[3]);
+}
 
 // A block of 256 takes TILE tokens of one head; gridDim.z tensors. The last may be dout, with `numbers`: then also
 // delta = ordered sum over the head of dout*out, and the other numbers of queries.
-extern "C" __global__ void k_attn_quantise(Quantised q0, Quantised q1, Quantised q2, Quantised q3, QueryNumbers numbers,
-                                           int heads, int width, int tokens, int padded, int *unusual, int *flag) {
-    __shared__ __align__(16) int8 tile[2][TILE][DP + 4]; // the 4 keep tokens on different banks
+extern "C" __global__ void __launch_bounds__(256) k_attn_quantise(Quantised q0, Quantised q1, Quantised q2, Quantised q3,
+                                                                  QueryNumbers numbers, int heads, int width, int tokens,
+                                                                  int padded, int *unusual, int *flag) {
+    __shared__ __align__(16) uint32 tile[2][TILE][DP / 4 + 1]; // the 1 keeps tokens on different banks
     __shared__ int exponents[TILE];
     Quantised q = blockIdx.z == 0 ? q0 : blockIdx.z == 1 ? q1 : blockIdx.z == 2 ? q2 : q3;
     int t0 = blockIdx.x * TILE, head = blockIdx.y, b = head / heads, h = head % heads;
-    int lane = lane_of_thread();
+    int lane = threadIdx.x % TOKEN_LANES, own = threadIdx.x / TOKEN_LANES;
     float *side = q.side + ((int64)head * (padded / TILE) + blockIdx.x) * q.side_rows * TILE;
     bool queries = numbers.out && blockIdx.z == 3;
-    for (int start = threadIdx.x / WARP; start < TILE; start += QUANTISE_WARPS * TOKENS_EACH) {
+    int64 plane = (int64)gridDim.y * padded * DP;
+#pragma unroll 1
+    for (int start = 0; start < TILE; start += STEP_TOKENS * STEPS_EACH) {
         // All loads are under way before the first is waited for.
-        float v[TOKENS_EACH][DP / 32], out[TOKENS_EACH][DP / 32];
+        float4 v[STEPS_EACH][DP / 32], out[STEPS_EACH][DP / 32];
 #pragma unroll
-        for (int e = 0; e < TOKENS_EACH; e++)
+        for (int e = 0; e < STEPS_EACH; e++) {
+            int t = t0 + start + STEP_TOKENS * e + own;
+            int64 token = (int64)b * tokens + t;
+            const float *from = q.source + token * q.source_width + q.source_at + h * width;
 #pragma unroll
             for (int k = 0; k < DP / 32; k++) {
-                int t = t0 + start + QUANTISE_WARPS * e, d = lane + 32 * k;
-                bool present = t < tokens && d < width;
-                int64 token = (int64)b * tokens + t;
-                v[e][k] = present ? q.source[token * q.source_width + q.source_at + h * width + d] : 0.0f;
-                if (queries) out[e][k] = present ? numbers.out[(token * heads + h) * width + d] : 0.0f;
+                v[e][k] = four_columns(from, 32 * k + 4 * lane, width, t < tokens);
+                if (queries) out[e][k] = four_columns(numbers.out + (token * heads + h) * width, 32 * k + 4 * lane, width, t < tokens);
             }
+        }
 #pragma unroll
-        for (int e = 0; e < TOKENS_EACH; e++) {
-            int i = start + QUANTISE_WARPS * e, top = 0;
+        for (int e = 0; e < STEPS_EACH; e++) {
+            int i = start + STEP_TOKENS * e + own, top = 0;
 #pragma unroll
-            for (int k = 0; k < DP / 32; k++) top = max(top, magnitude_bits(v[e][k]));
-            int s = token_exponent(warp_max(top), flag);
+            for (int k = 0; k < DP / 32; k++)
+                top = max(top, max(max(magnitude_bits(v[e][k].x), magnitude_bits(v[e][k].y)),
+                                   max(magnitude_bits(v[e][k].z), magnitude_bits(v[e][k].w))));
+            int s = token_exponent(most_of_token(top), flag);
             Factor f = token_factor(s);
             if (queries) { // what is absent adds 0 * 0
-                float sum = 0.0f;
-#pragma unroll
-                for (int k = 0; k < DP / 32; k++) sum = sum + v[e][k] * out[e][k];
-                sum = lanes_total(sum);
+                float sum = ordered_sum(v[e], out[e]);
                 if (lane == 0) side[DELTA * TILE + i] = sum;
             }
+            uint32 *row = (uint32 *)(q.rows + ((int64)head * padded + t0 + i) * DP);
 #pragma unroll
             for (int k = 0; k < DP / 32; k++) {
-                int n = s == ZERO_ROW ? 0 : scaled_integer(v[e][k], f);
-                tile[0][i][lane + 32 * k] = (int8)high_part(n);
-                tile[1][i][lane + 32 * k] = (int8)low_part(n);
+                float4 x = v[e][k];
+                if (s == ZERO_ROW) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f); // also where a number is not finite
+                uint32 high, low;
+                split4(scaled_integer(x.x, f), scaled_integer(x.y, f), scaled_integer(x.z, f), scaled_integer(x.w, f), high, low);
+                if (q.rows) row[8 * k + lane] = high, row[plane / 4 + 8 * k + lane] = low;
+                if (q.columns) tile[0][i][8 * k + lane] = high, tile[1][i][8 * k + lane] = low;
             }
             if (lane == 0) {
                 exponents[i] = s;
@@ -129,12 +176,6 @@ extern "C" __global__ void k_attn_quantise(Quantised q0, Quantised q1, Quantised
         }
     }
     __syncthreads();
-    int64 plane = (int64)gridDim.y * padded * DP;
-    if (q.rows)
-        for (int i = threadIdx.x; i < 2 * TILE * DP / 4; i += blockDim.x) {
-            int p = i / (TILE * DP / 4), at = i % (TILE * DP / 4), t = at / (DP / 4), word = at % (DP / 4);
-            ((uint32 *)(q.rows + p * plane + ((int64)head * padded + t0) * DP))[at] = ((const uint32 *)tile[p][t])[word];
-        }
     if (q.columns) // four tokens of four columns at a time
         for (int i = threadIdx.x; i < 2 * (DP / 4) * (TILE / 4); i += blockDim.x) {
             int p = i / ((DP / 4) * (TILE / 4)), four = i / (TILE / 4) % (DP / 4), word = i % (TILE / 4);
@@ -142,7 +183,7 @@ extern "C" __global__ void k_attn_quantise(Quantised q0, Quantised q1, Quantised
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 int slot = 4 * word + j;
-                x[j] = ((const uint32 *)tile[p][(slot & 32) + slot_token(slot & 31)])[four];
+                x[j] = tile[p][(slot & 32) + slot_token(slot & 31)][four];
             }
             uint32 low01 = __byte_perm(x[0], x[1], 0x5140), high01 = __byte_perm(x[0], x[1], 0x7362);
             uint32 low23 = __byte_perm(x[2], x[3], 0x5140), high23 = __byte_perm(x[2], x[3], 0x7362);
@@ -157,7 +198,8 @@ extern "C" __global__ void k_attn_quantise(Quantised q0, Quantised q1, Quantised
         q.exponents[(int64)head * padded + t0 + i] = s;
         if (q.factor_row >= 0) side[q.factor_row * TILE + i] = usual_factor(s);
         if (q.fold_row >= 0) {
-            int least = least_exponent(exponents);
+            int other = lane_of_thread(), least = warp_min(min(exponents[other], exponents[other + WARP]));
+            if (least == ZERO_ROW) least = 0;
             if (i == 0) q.least[head * (padded / TILE) + blockIdx.x] = least;
             side[q.fold_row * TILE + i] = s == ZERO_ROW || least - s < -126 ? 0.0f : power_of_two32(least - s);
         }
@@ -184,25 +226,25 @@ __device__ __forceinline__ uint32 column_place(int d, int chunk) { return place<
 
 // Both planes of TILE rows of a row plane into shared memory.
 template <int COUNT = THREADS> __device__ __forceinline__ void load_rows(uint32 to, const int8 *planes, int64 plane, int64 first) {
+    constexpr int CHUNKS = TILE * (DP / 16);
     const int8 *from = planes + first * DP;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < TILE * (DP / 16); i += COUNT) {
-        uint32 at = to + row_place(i / (DP / 16), i % (DP / 16));
-        copy16(at, from + 16 * i, true);
-        copy16(at + ROW_TILE, from + plane + 16 * i, true);
+#pragma unroll 1 // unrolled, addresses take registers that there are not
+    for (int n = 0; n < (2 * CHUNKS + COUNT - 1) / COUNT; n++) {
+        int i = threadIdx.x + n * COUNT, low = i / CHUNKS, chunk = i % CHUNKS;
+        if (2 * CHUNKS % COUNT && i >= 2 * CHUNKS) break;
+        copy16(to + low * ROW_TILE + row_place(chunk / (DP / 16), chunk % (DP / 16)), from + low * plane + 16 * chunk, true);
     }
 }
 
 // Both planes of TILE tokens of a column plane into shared memory; `from` is the place of the tile's first token.
 template <int COUNT = THREADS> __device__ __forceinline__ void load_columns(uint32 to, const int8 *from, int64 plane, int padded) {
 #if COLUMNS
-#pragma unroll 4
-    for (int i = threadIdx.x; i < DP * (TILE / 16); i += COUNT) {
-        int d = i / (TILE / 16), chunk = i % (TILE / 16);
-        uint32 at = to + column_place(d, chunk);
-        const int8 *source = from + (int64)d * padded + chunk * 16;
-        copy16(at, source, true);
-        copy16(at + COLUMN_TILE, source + plane, true);
+    constexpr int CHUNKS = DP * (TILE / 16);
+#pragma unroll 1
+    for (int n = 0; n < (2 * CHUNKS + COUNT - 1) / COUNT; n++) {
+        int i = threadIdx.x + n * COUNT, low = i / CHUNKS, d = i % CHUNKS / (TILE / 16), chunk = i % (TILE / 16);
+        if (2 * CHUNKS % COUNT && i >= 2 * CHUNKS) break;
+        copy16(to + low * COLUMN_TILE + column_place(d, chunk), from + low * plane + (int64)d * padded + chunk * 16, true);
     }
 #endif
 }
@@ -213,10 +255,38 @@ __device__ __forceinline__ void load_side(float *to, const float *side, int64 ti
     if (i < rows * TILE / 4) copy16(shared_address(to + 4 * i), side + tile * rows * TILE + 4 * i, true);
 }
 
+// Tiles start at a multiple of TILE_ALIGNMENT: a swizzle is a function of the address.
+__device__ __forceinline__ uint32 tiles_offset(const int8 *dynamic) {
+    return WARPGROUP ? -shared_address(dynamic) & (TILE_ALIGNMENT - 1) : 0;
+}
+
+// Wait until what this thread copied is in shared memory, for the tensor cores too; a barrier must follow.
+__device__ __forceinline__ void wait_for_tile() {
+    wait_copy_groups<0>();
+#if WARPGROUP
+    show_to_tensor_cores();
+#endif
+}
+
 // v[n][i] = P/256 of 16 rows (from `first` on) of tile a and rows 8*from..8*from+31 of tile b, both row tiles.
 __device__ __forceinline__ void scores(uint32 a, uint32 b, int first, int from, int (&v)[4][4]) {
-    int lane = lane_of_thread();
     int high[4][4], middle[4][4];
+#if WARPGROUP
+    uint64 a_high = tile_descriptor<DP>(a), a_low = tile_descriptor<DP>(a + ROW_TILE);
+    uint64 b_high = tile_descriptor<DP>(b + 8 * from * DP), b_low = tile_descriptor<DP>(b + ROW_TILE + 8 * from * DP);
+    begin_products();
+    multiply32<false>(high, a_high, b_high);
+    multiply32<false>(middle, a_high, b_low);
+    multiply32<true>(middle, a_low, b_high);
+#pragma unroll
+    for (int k = 1; k < DP / 32; k++) {
+        multiply32<true>(high, a_high + 2 * k, b_high + 2 * k);
+        multiply32<true>(middle, a_high + 2 * k, b_low + 2 * k);
+        multiply32<true>(middle, a_low + 2 * k, b_high + 2 * k);
+    }
+    end_products(high, middle);
+#else
+    int lane = lane_of_thread();
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
@@ -240,6 +310,7 @@ __device__ __forceinline__ void scores(uint32 a, uint32 b, int first, int from, 
             }
         }
     }
+#endif
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
@@ -252,6 +323,31 @@ __device__ __forceinline__ float2 beside(const float *side, int n) {
 }
 
 __device__ __forceinline__ float part(const float2 &pair, int i) { return i & 1 ? pair.y : pair.x; }
+
+// What is done where exponents are unusual stands in functions of its own: code that seldom runs must not lie between
+// lines that always do, or much of a kernel's time is the fetching of it. Numbers are those of four n, as [4][4].
+__device__ __noinline__ void scaled_scores_rare(const int *v, int s0, int s1, const int *exponents, float scale, float *x) {
+    for (int n = 0; n < 4; n++)
+        for (int i = 0; i < 4; i++) {
+            int e = 8 - (i >> 1 ? s1 : s0) - exponents[8 * n + 2 * (threadIdx.x & 3) + (i & 1)];
+            x[4 * n + i] = scaled_float_rare(v[4 * n + i], e) * scale;
+        }
+}
+
+// sum += fp32(v * 2**e), e0 and e1 of rows g and g + 8.
+__device__ __noinline__ void add_rare(const int *v, int count, int e0, int e1, float *sum) {
+    for (int i = 0; i < count; i++) sum[i] = sum[i] + scaled_float_rare(v[i], i & 2 ? e1 : e0);
+}
+
+// v = rint(p * 2**(WEIGHT_EXPONENT + least - exponent of the column)) for p in [0, 1]; below 2**-2 it is 0.
+__device__ __noinline__ void weights_rare(const float *p, int least0, int least1, const int *exponents, int *v) {
+    for (int n = 0; n < 4; n++)
+        for (int i = 0; i < 4; i++) {
+            int e = WEIGHT_EXPONENT + (i >> 1 ? least1 : least0) - exponents[8 * n + 2 * (threadIdx.x & 3) + (i & 1)];
+            float x = p[4 * n + i];
+            v[4 * n + i] = x > 0.0f && e >= -2 ? __float2int_rn(x * power_of_two32(e)) : 0;
+        }
+}
 
 // x[from + n][i] = fp32(v * 2**(8 - s - column's exponent)) * scale for four n; s and factor (times scale) of rows g and
 // g + 8. exponents (in global memory) and factors of the 64 columns.
@@ -268,12 +364,13 @@ __device__ __forceinline__ void scaled_scores(const int (&v)[4][4], const int (&
             for (int i = 0; i < 4; i++) x[base + n][i] = ((float)v[n][i] * factor[i >> 1]) * part(column, i);
         }
     } else {
+        int copy[16];
+        float scaled[16];
 #pragma unroll
-        for (int n = 0; n < 4; n++)
+        for (int i = 0; i < 16; i++) copy[i] = v[i / 4][i % 4];
+        scaled_scores_rare(copy, s[0], s[1], exponents + 8 * from, scale, scaled);
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                x[base + n][i] =
-                    scaled_float_rare(v[n][i], 8 - s[i >> 1] - exponents[8 * (from + n) + 2 * (threadIdx.x & 3) + (i & 1)]) * scale;
+        for (int i = 0; i < 16; i++) x[base + i / 4][i % 4] = scaled[i];
     }
 }
 
@@ -329,8 +426,23 @@ __device__ __forceinline__ void add_product(const Left &left, uint32 tile, const
     bool plain = __all_sync(ALL_LANES, is_plain(e[0]) && is_plain(e[1]));
     float factor[2] = {power_of_two32(e[0]), power_of_two32(e[1])};
 #pragma unroll
-    for (int n = 0; n < DP / 8; n += 2) {
-        int high[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}}, middle[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+    for (int n = 0; n < DP / 8; n += PRODUCT_COLUMNS / 8) {
+        int high[PRODUCT_COLUMNS / 8][4], middle[PRODUCT_COLUMNS / 8][4];
+#if WARPGROUP
+        uint64 b_high = tile_descriptor<TILE>(tile + 8 * n * TILE), b_low = tile_descriptor<TILE>(tile + COLUMN_TILE + 8 * n * TILE);
+        begin_products();
+        multiply32<false>(high, left.high[0], b_high);
+        multiply32<false>(middle, left.high[0], b_low);
+        multiply32<true>(middle, left.low[0], b_high);
+        multiply32<true>(high, left.high[1], b_high + 2);
+        multiply32<true>(middle, left.high[1], b_low + 2);
+        multiply32<true>(middle, left.low[1], b_high + 2);
+        end_products(high, middle);
+#else
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) high[j][i] = middle[j][i] = 0;
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             uint32 h[4], l[4];
@@ -341,18 +453,22 @@ __device__ __forceinline__ void add_product(const Left &left, uint32 tile, const
                 mma_pair(high[j], middle[j], left.high[k], left.low[k], b_high, b_low);
             }
         }
+#endif
         if (plain) {
 #pragma unroll
-            for (int j = 0; j < 2; j++)
+            for (int j = 0; j < PRODUCT_COLUMNS / 8; j++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     sum[n + j][i] = sum[n + j][i] + (float)((high[j][i] << 8) + middle[j][i]) * factor[i >> 1];
         } else {
+            int v[PRODUCT_COLUMNS / 2];
+            float sums[PRODUCT_COLUMNS / 2];
 #pragma unroll
-            for (int j = 0; j < 2; j++)
+            for (int i = 0; i < PRODUCT_COLUMNS / 2; i++)
+                v[i] = (high[i / 4][i % 4] << 8) + middle[i / 4][i % 4], sums[i] = sum[n + i / 4][i % 4];
+            add_rare(v, PRODUCT_COLUMNS / 2, e[0], e[1], sums);
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    sum[n + j][i] = sum[n + j][i] + scaled_float_rare((high[j][i] << 8) + middle[j][i], e[i >> 1]);
+            for (int i = 0; i < PRODUCT_COLUMNS / 2; i++) sum[n + i / 4][i % 4] = sums[i];
         }
     }
 }
@@ -361,6 +477,17 @@ __device__ __forceinline__ void add_product(const Left &left, uint32 tile, const
 template <int COUNT = THREADS>
 __device__ __forceinline__ void fill_keep(uint8 *keep, int64 head_base, int context, int i0, int j0, const Mask &mask,
                                           const StepValues *values) {
+    if (context % 4 == 0) { // groups of four words start at multiples of four keys
+#pragma unroll 1
+        for (int at = threadIdx.x; at < TILE * TILE / 4; at += COUNT) {
+            int i = at / (TILE / 4), group = at % (TILE / 4);
+            uint4 w = random_words4(values, mask.site, (uint64)(head_base + (int64)(i0 + i) * context + j0) / 4 + group);
+            uint32 low = (w.x >= mask.threshold) | (w.y >= mask.threshold) << 8;
+            uint32 high = (w.z >= mask.threshold) | (w.w >= mask.threshold) << 8;
+            ((uint32 *)keep)[at] = low | high << 16;
+        }
+        return;
+    }
     for (int at = threadIdx.x; at < TILE * (TILE / 4 + 1); at += COUNT) {
         int i = at / (TILE / 4 + 1), group = at % (TILE / 4 + 1);
         int64 base = head_base + (int64)(i0 + i) * context + j0;
@@ -417,11 +544,6 @@ __device__ __forceinline__ void hide_earlier(float (&x)[8][4], const int (&row)[
         for (int i = 0; i < 4; i++) x[n][i] = 8 * n + 2 * (lane & 3) + (i & 1) >= row[i >> 1] ? x[n][i] : 0.0f;
 }
 
-// rint(p * 2**e) for p in [0, 1], where exponents are unusual; below 2**-2 it is 0.
-__device__ __noinline__ int weight_rare(float p, int e) {
-    return p > 0.0f && e >= -2 ? __float2int_rn(p * power_of_two32(e)) : 0;
-}
-
 #define FORWARD_COLUMNS (DP < 64 ? DP : 64) // of the head at a time: the accumulators of more do not fit in registers
 #define FORWARD_STAGE (2 * ROW_TILE + 2 * COLUMN_TILE)
 
@@ -448,9 +570,10 @@ __device__ __forceinline__ void running_least(const int *exponents, int i0, cons
 
 extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd(Forward f, Sizes z, Mask mask, const StepValues *values,
                                                                     const int *unusual, int *flag) {
-    extern __shared__ __align__(128) int8 memory[];
+    extern __shared__ __align__(128) int8 dynamic[];
+    int8 *memory = dynamic + tiles_offset(dynamic);
     __shared__ __align__(16) float sides[STAGES][FORWARD_ROWS * TILE];
-    __shared__ uint8 keep[STAGES][TILE * TILE];
+    __shared__ __align__(16) uint8 keep[STAGES][TILE * TILE];
     uint32 q_tile = shared_address(memory), stages = q_tile + 2 * ROW_TILE;
     int i0 = (gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y, b = head / z.heads, h = head % z.heads;
     int lane = lane_of_thread(), first = threadIdx.x / WARP * 16;
@@ -480,7 +603,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd
     // First pass over keys: the exact maximum of each row.
     for (int j0 = 0, stage = 0; j0 <= i0; j0 += TILE, stage = NEXT_STAGE(stage)) {
         if (STAGES == 1 && j0 > 0) load(j0, 0, false);
-        wait_copy_groups<0>();
+        wait_for_tile();
         __syncthreads();
         if (STAGES == 2 && j0 < i0) load(j0 + TILE, NEXT_STAGE(stage), false);
 #pragma unroll
@@ -524,7 +647,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd
         load(0, 0, true);
         for (int j0 = 0, stage = 0; j0 <= i0; j0 += TILE, stage = NEXT_STAGE(stage)) {
             if (STAGES == 1 && j0 > 0) load(j0, 0, true);
-            wait_copy_groups<0>();
+            wait_for_tile();
             __syncthreads();
             if (STAGES == 2 && j0 < i0) load(j0 + TILE, NEXT_STAGE(stage), true);
             uint32 k_tile = stages + stage * FORWARD_STAGE;
@@ -551,13 +674,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd
                     }
                     total[0] += sums[0], total[1] += sums[1];
                 }
-                if (!usual)
+                if (!usual) {
+                    float p[16];
+                    int weights[16];
 #pragma unroll
-                    for (int n = 0; n < 4; n++)
+                    for (int i = 0; i < 16; i++) p[i] = x[i / 4][i % 4];
+                    weights_rare(p, least[0], least[1], f.sv + at + j0 + 8 * from, weights);
 #pragma unroll
-                        for (int i = 0; i < 4; i++)
-                            v[n][i] = weight_rare(x[n][i], WEIGHT_EXPONENT + least[i >> 1] -
-                                                               f.sv[at + j0 + 8 * (from + n) + 2 * (lane & 3) + (i & 1)]);
+                    for (int i = 0; i < 16; i++) v[i / 4][i % 4] = weights[i];
+                }
                 if (mask.threshold)
 #pragma unroll
                     for (int n = 0; n < 4; n++)
@@ -566,6 +691,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd
                             v[n][i] = keep[stage][row[i >> 1] * TILE + 8 * (from + n) + 2 * (lane & 3) + (i & 1)] ? v[n][i] : 0;
                 uint32 left_high[4], left_low[4];
                 set_left_block(left_high, left_low, v);
+#if WARPGROUP
+                begin_products();
+#pragma unroll
+                for (int n = 0; n < FORWARD_COLUMNS / 8; n += 4) {
+                    uint32 columns = k_tile + 2 * ROW_TILE + 8 * n * TILE;
+                    uint64 b_high = tile_descriptor<TILE>(columns) + 2 * block, b_low = tile_descriptor<TILE>(columns + COLUMN_TILE) + 2 * block;
+                    multiply32<true>(high + n, left_high, b_high);
+                    multiply32<true>(middle + n, left_high, b_low);
+                    multiply32<true>(middle + n, left_low, b_high);
+                }
+                end_products(high, middle);
+#else
 #pragma unroll
                 for (int n = 0; n < FORWARD_COLUMNS / 8; n += 2) {
                     uint32 hi[4], lo[4];
@@ -578,6 +715,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, FORWARD_BLOCKS) k_attn_fwd
                         }
                     }
                 }
+#endif
             }
             if (STAGES == 1) __syncthreads();
         }
@@ -686,9 +824,10 @@ __device__ __forceinline__ float probability(float x, float maximum, float inver
 extern "C" __global__ void __launch_bounds__(THREADS, QUERY_BLOCKS) k_attn_bwd_queries(Backward f, Sizes z, Mask mask,
                                                                             const StepValues *values, const int *unusual,
                                                                             int *flag) {
-    extern __shared__ __align__(128) int8 memory[];
+    extern __shared__ __align__(128) int8 dynamic[];
+    int8 *memory = dynamic + tiles_offset(dynamic);
     __shared__ __align__(16) float sides[STAGES][KEY_ROWS * TILE];
-    __shared__ uint8 keep[STAGES][TILE * TILE];
+    __shared__ __align__(16) uint8 keep[STAGES][TILE * TILE];
     uint32 q_tile = shared_address(memory), do_tile = q_tile + 2 * ROW_TILE, stages = do_tile + 2 * ROW_TILE;
     int i0 = (gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y, b = head / z.heads, h = head % z.heads;
     int lane = lane_of_thread(), first = threadIdx.x / WARP * 16;
@@ -726,7 +865,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, QUERY_BLOCKS) k_attn_bwd_q
     load(0, 0);
     for (int j0 = 0, stage = 0; j0 <= i0; j0 += TILE, stage = NEXT_STAGE(stage)) {
         if (STAGES == 1 && j0 > 0) load(j0, 0);
-        wait_copy_groups<0>();
+        wait_for_tile();
         __syncthreads();
         if (STAGES == 2 && j0 < i0) load(j0 + TILE, NEXT_STAGE(stage));
         uint32 k_tile = stages + stage * QUERIES_STAGE;
@@ -780,9 +919,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, QUERY_BLOCKS) k_attn_bwd_q
 extern "C" __global__ void __launch_bounds__(KEY_THREADS, KEY_BLOCKS) k_attn_bwd_keys(Backward f, Sizes z, Mask mask,
                                                                           const StepValues *values, const int *unusual,
                                                                           int *flag) {
-    extern __shared__ __align__(128) int8 memory[];
+    extern __shared__ __align__(128) int8 dynamic[];
+    int8 *memory = dynamic + tiles_offset(dynamic);
     __shared__ __align__(16) float sides[STAGES][QUERY_ROWS * TILE];
-    __shared__ uint8 keep[STAGES][TILE * TILE];
+    __shared__ __align__(16) uint8 keep[STAGES][TILE * TILE];
     uint32 k_tile = shared_address(memory), v_tile = k_tile + 2 * ROW_TILE, stages = v_tile + 2 * ROW_TILE;
     bool makes_weights = threadIdx.x < THREADS;
     int pair = threadIdx.x / WARP % (THREADS / WARP);
@@ -818,7 +958,7 @@ extern "C" __global__ void __launch_bounds__(KEY_THREADS, KEY_BLOCKS) k_attn_bwd
     load(j0, 0);
     for (int i0 = j0, stage = 0; i0 < z.tokens; i0 += TILE, stage = NEXT_STAGE(stage)) {
         if (STAGES == 1 && i0 > j0) load(i0, 0);
-        wait_copy_groups<0>();
+        wait_for_tile();
         __syncthreads();
         if (STAGES == 2 && i0 + TILE < z.tokens) load(i0 + TILE, NEXT_STAGE(stage));
         uint32 q_tile = stages + stage * KEYS_STAGE, do_tile = q_tile + 2 * ROW_TILE, q_columns = do_tile + 2 * ROW_TILE;

@@ -29,6 +29,7 @@ extern "C" __global__ void k_layernorm_fwd(const float *x, const float *gain, co
 
 #define HELD (4 * VECTORS) // values of a row that a lane holds
 #define QUANTISED_ROWS 4   // that each warp takes
+#define ROWS_AT_ONCE (VECTORS <= 2 ? 4 : VECTORS <= 3 ? 2 : 1) // of them: as many as registers hold
 
 // LayerNorm straight to the planes of the linear layer that follows, for a width that is a multiple of 4 and at most
 // 128*VECTORS. tops [shards, width] (zeros at first, or null): largest magnitudes of the columns of each shard of
@@ -44,61 +45,86 @@ extern "C" __global__ void __launch_bounds__(256) k_layernorm_quantise(const flo
     int top[HELD];
 #pragma unroll
     for (int i = 0; i < HELD; i++) top[i] = 0;
-    for (int row = first + warp; row < last; row += warps) {
-        const float *source = x + (int64)row * width;
-        float m, r;
+    for (int start = first + warp; start < last; start += ROWS_AT_ONCE * warps) {
+        float m[ROWS_AT_ONCE], r[ROWS_AT_ONCE];
+        float4 v[ROWS_AT_ONCE][VECTORS]; // the row again, as planes want it
         {
-            float e[HELD], sum = 0.0f;
+            float e[ROWS_AT_ONCE][HELD], sum[ROWS_AT_ONCE];
 #pragma unroll
-            for (int k = 0; k < HELD; k++)
-                if (lane + WARP * k < width) e[k] = source[lane + WARP * k];
+            for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                const float *source = x + (int64)(start + i * warps) * width;
 #pragma unroll
-            for (int k = 0; k < HELD; k++)
-                if (lane + WARP * k < width) sum = sum + e[k];
-            m = lanes_total(sum) / (float)width;
-            sum = 0.0f;
+                for (int k = 0; k < HELD; k++)
+                    e[i][k] = start + i * warps < last && lane + WARP * k < width ? source[lane + WARP * k] : 0.0f;
 #pragma unroll
-            for (int k = 0; k < HELD; k++)
-                if (lane + WARP * k < width) {
-                    float d = e[k] - m;
-                    sum = sum + d * d;
+                for (int k = 0; k < VECTORS; k++) {
+                    v[i][k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    if (start + i * warps < last && 4 * (lane + WARP * k) < width) v[i][k] = *(const float4 *)(source + 4 * (lane + WARP * k));
                 }
-            float variance = lanes_total(sum) / (float)width;
-            if (magnitude_bits(variance) >= INFINITY_BITS) *flag = 1; // the row would come out as zeros
-            r = 1.0f / sqrtf(variance + 1e-5f);
+            }
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                sum[i] = 0.0f;
+#pragma unroll
+                for (int k = 0; k < HELD; k++)
+                    if (lane + WARP * k < width) sum[i] = sum[i] + e[i][k];
+            }
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                m[i] = lanes_total(sum[i]) / (float)width;
+                sum[i] = 0.0f;
+#pragma unroll
+                for (int k = 0; k < HELD; k++)
+                    if (lane + WARP * k < width) {
+                        float d = e[i][k] - m[i];
+                        sum[i] = sum[i] + d * d;
+                    }
+            }
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                float variance = lanes_total(sum[i]) / (float)width;
+                if (magnitude_bits(variance) >= INFINITY_BITS) *flag = 1; // the row would come out as zeros
+                r[i] = 1.0f / sqrtf(variance + 1e-5f);
+            }
         }
-        if (lane == 0) mean[row] = m, rstd[row] = r;
-        float y[VECTORS][4];
-        int row_top = 0;
+        int row_top[ROWS_AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++) row_top[i] = 0;
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             int c = 4 * (lane + WARP * k);
-            float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (c < width) {
-                v = *(const float4 *)(source + c);
-                v = make_float4((v.x - m) * r, (v.y - m) * r, (v.z - m) * r, (v.w - m) * r);
-                if (gain) {
-                    float4 g = *(const float4 *)(gain + c), b = *(const float4 *)(bias + c);
-                    v = make_float4(v.x * g.x + b.x, v.y * g.y + b.y, v.z * g.z + b.z, v.w * g.w + b.w);
+            if (c >= width) continue;
+            float4 g = make_float4(1.0f, 1.0f, 1.0f, 1.0f), b = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (gain) g = *(const float4 *)(gain + c), b = *(const float4 *)(bias + c);
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                int row = start + i * warps;
+                if (row >= last) continue;
+                float4 &y = v[i][k];
+                y = make_float4((y.x - m[i]) * r[i], (y.y - m[i]) * r[i], (y.z - m[i]) * r[i], (y.w - m[i]) * r[i]);
+                if (gain) y = make_float4(y.x * g.x + b.x, y.y * g.y + b.y, y.z * g.z + b.z, y.w * g.w + b.w);
+                int magnitude[4] = {magnitude_bits(y.x), magnitude_bits(y.y), magnitude_bits(y.z), magnitude_bits(y.w)};
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    row_top[i] = max(row_top[i], magnitude[j]);
+                    if (one_shard) top[4 * k + j] = max(top[4 * k + j], magnitude[j]);
+                    else if (tops) atomicMax(&tops[(int64)(row / shard_rows) * width + c + j], magnitude[j]);
                 }
             }
-            y[k][0] = v.x, y[k][1] = v.y, y[k][2] = v.z, y[k][3] = v.w;
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                int magnitude = magnitude_bits(y[k][j]);
-                row_top = max(row_top, magnitude);
-                if (one_shard) top[4 * k + j] = max(top[4 * k + j], magnitude);
-                else if (tops && c < width) atomicMax(&tops[(int64)(row / shard_rows) * width + c + j], magnitude);
-            }
         }
-        int s = row_exponent(warp_max(row_top), linear_flag);
-        if (lane == 0) exponents[row] = s;
-        Factor f = factor_of(s);
-        uint32 *hi = (uint32 *)(planes + (int64)row * padded), *lo = (uint32 *)(planes + (int64)(rows + row) * padded);
 #pragma unroll
-        for (int k = 0; k < VECTORS; k++)
-            split4(scaled_integer(y[k][0], f), scaled_integer(y[k][1], f), scaled_integer(y[k][2], f),
-                   scaled_integer(y[k][3], f), hi[lane + WARP * k], lo[lane + WARP * k]);
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            int row = start + i * warps;
+            if (row >= last) break;
+            int s = row_exponent(warp_max(row_top[i]), linear_flag);
+            if (lane == 0) mean[row] = m[i], rstd[row] = r[i], exponents[row] = s;
+            Factor f = factor_of(s);
+            uint32 *hi = (uint32 *)(planes + (int64)row * padded), *lo = (uint32 *)(planes + (int64)(rows + row) * padded);
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++)
+                split4(scaled_integer(v[i][k].x, f), scaled_integer(v[i][k].y, f), scaled_integer(v[i][k].z, f),
+                       scaled_integer(v[i][k].w, f), hi[lane + WARP * k], lo[lane + WARP * k]);
+        }
     }
     if (!one_shard) return;
     for (int c = threadIdx.x; c < 128 * VECTORS; c += blockDim.x) block_tops[c] = 0;
@@ -112,9 +138,10 @@ extern "C" __global__ void __launch_bounds__(256) k_layernorm_quantise(const flo
 }
 
 #define BACKWARD_ROWS 4 // that each warp takes
+#define BACKWARD_WARPS (VECTORS <= 3 ? 8 : 4)
 
-// dx from dy, as k_layernorm_bwd, with each row read once; blocks of 128 threads.
-extern "C" __global__ void __launch_bounds__(128) k_layernorm_bwd_held(const float *x, const float *gain, const float *mean,
+// dx from dy, as k_layernorm_bwd, with each row read once.
+extern "C" __global__ void __launch_bounds__(WARP * BACKWARD_WARPS, VECTORS <= 3 ? 2 : VECTORS <= 6 ? 3 : 2) k_layernorm_bwd_held(const float *x, const float *gain, const float *mean,
                                                                        const float *rstd, const float *dy, int rows,
                                                                        int width, float *dx, int add, int shard_rows,
                                                                        int *tops) {
@@ -125,52 +152,85 @@ extern "C" __global__ void __launch_bounds__(128) k_layernorm_bwd_held(const flo
     int gain_top[HELD], bias_top[HELD];
 #pragma unroll
     for (int k = 0; k < HELD; k++) gain_top[k] = bias_top[k] = 0;
-    for (int row = first + warp; row < last; row += warps) {
-        const float *x_row = x + (int64)row * width, *dy_row = dy + (int64)row * width;
-        float *dx_row = dx + (int64)row * width, n[HELD], d[HELD];
+    for (int start = first + warp; start < last; start += ROWS_AT_ONCE * warps) {
+        float n[ROWS_AT_ONCE][HELD], d[ROWS_AT_ONCE][HELD], m[ROWS_AT_ONCE], r[ROWS_AT_ONCE];
+        float sum[ROWS_AT_ONCE], sum_n[ROWS_AT_ONCE];
+        // All loads are under way before the first is waited for; what is absent is 0 and changes nothing.
 #pragma unroll
-        for (int k = 0; k < HELD; k++)
-            if (lane + WARP * k < width) n[k] = x_row[lane + WARP * k], d[k] = dy_row[lane + WARP * k];
-        float m = mean[row], r = rstd[row], sum = 0.0f, sum_n = 0.0f;
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            int row = start + i * warps;
+            bool present = row < last;
+            const float *x_row = x + (int64)row * width, *dy_row = dy + (int64)row * width;
+            m[i] = present ? mean[row] : 0.0f, r[i] = present ? rstd[row] : 0.0f;
 #pragma unroll
-        for (int k = 0; k < HELD; k++)
-            if (lane + WARP * k < width) {
-                n[k] = (n[k] - m) * r;
-                gain_top[k] = max(gain_top[k], magnitude_bits(d[k] * n[k]));
-                bias_top[k] = max(bias_top[k], magnitude_bits(d[k]));
+            for (int k = 0; k < HELD; k++) {
+                bool inside = present && lane + WARP * k < width;
+                n[i][k] = inside ? x_row[lane + WARP * k] : 0.0f;
+                d[i][k] = inside ? dy_row[lane + WARP * k] : 0.0f;
             }
-        if (tops && !one_shard) {
-            int *row_tops = tops + (int64)(row / shard_rows) * 2 * width;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            int row = start + i * warps;
 #pragma unroll
             for (int k = 0; k < HELD; k++)
                 if (lane + WARP * k < width) {
-                    atomicMax(&row_tops[lane + WARP * k], magnitude_bits(d[k] * n[k]));
-                    atomicMax(&row_tops[width + lane + WARP * k], magnitude_bits(d[k]));
+                    n[i][k] = (n[i][k] - m[i]) * r[i];
+                    gain_top[k] = max(gain_top[k], magnitude_bits(d[i][k] * n[i][k]));
+                    bias_top[k] = max(bias_top[k], magnitude_bits(d[i][k]));
                 }
+            if (tops && !one_shard && row < last) {
+                int *row_tops = tops + (int64)(row / shard_rows) * 2 * width;
+#pragma unroll
+                for (int k = 0; k < HELD; k++)
+                    if (lane + WARP * k < width) {
+                        atomicMax(&row_tops[lane + WARP * k], magnitude_bits(d[i][k] * n[i][k]));
+                        atomicMax(&row_tops[width + lane + WARP * k], magnitude_bits(d[i][k]));
+                    }
+            }
         }
         if (gain)
 #pragma unroll
             for (int k = 0; k < HELD; k++)
-                if (lane + WARP * k < width) d[k] = d[k] * gain[lane + WARP * k];
+                if (lane + WARP * k < width) {
+                    float g = gain[lane + WARP * k];
 #pragma unroll
-        for (int k = 0; k < HELD; k++)
-            if (lane + WARP * k < width) {
-                sum = sum + d[k];
-                sum_n = sum_n + d[k] * n[k];
-            }
-        float average = lanes_total(sum) / (float)width, average_n = lanes_total(sum_n) / (float)width;
+                    for (int i = 0; i < ROWS_AT_ONCE; i++) d[i][k] = d[i][k] * g;
+                }
 #pragma unroll
-        for (int k = 0; k < HELD; k++) d[k] = r * ((d[k] - average) - n[k] * average_n);
-        if (add) { // all loads are under way before the first is waited for
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            sum[i] = sum_n[i] = 0.0f;
 #pragma unroll
             for (int k = 0; k < HELD; k++)
-                if (lane + WARP * k < width) n[k] = dx_row[lane + WARP * k];
-#pragma unroll
-            for (int k = 0; k < HELD; k++) d[k] = n[k] + d[k];
+                if (lane + WARP * k < width) {
+                    sum[i] = sum[i] + d[i][k];
+                    sum_n[i] = sum_n[i] + d[i][k] * n[i][k];
+                }
         }
 #pragma unroll
-        for (int k = 0; k < HELD; k++)
-            if (lane + WARP * k < width) dx_row[lane + WARP * k] = d[k];
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            float average = lanes_total(sum[i]) / (float)width, average_n = lanes_total(sum_n[i]) / (float)width;
+#pragma unroll
+            for (int k = 0; k < HELD; k++) d[i][k] = r[i] * ((d[i][k] - average) - n[i][k] * average_n);
+        }
+        if (add) {
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++)
+#pragma unroll
+                for (int k = 0; k < HELD; k++)
+                    if (start + i * warps < last && lane + WARP * k < width)
+                        n[i][k] = dx[(int64)(start + i * warps) * width + lane + WARP * k];
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++)
+#pragma unroll
+                for (int k = 0; k < HELD; k++) d[i][k] = n[i][k] + d[i][k];
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++)
+#pragma unroll
+            for (int k = 0; k < HELD; k++)
+                if (start + i * warps < last && lane + WARP * k < width)
+                    dx[(int64)(start + i * warps) * width + lane + WARP * k] = d[i][k];
     }
     if (!one_shard) return;
     for (int c = threadIdx.x; c < 128 * VECTORS; c += blockDim.x) block_tops[0][c] = block_tops[1][c] = 0;

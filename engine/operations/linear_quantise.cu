@@ -185,76 +185,90 @@ extern "C" __global__ void k_quantise_deep_rows(const float *x, int rows, int de
 
 // --- rows kept in registers -----------------------------------------------------------------------------------------
 
-#define BLOCK_ROWS 4 // rows that a block keeps in registers at a time
+#define GROUP_ROWS 4  // rows that a group of threads keeps in registers at a time
+#define MOST_GROUPS 8 // of a block
 
 struct Rows {
     int rows, depth, padded;
     int8 *planes;
     int *exponents;
-    int shard_rows, rounds; // each block takes `rounds` times BLOCK_ROWS rows
+    int shard_rows, rounds; // each group takes `rounds` times GROUP_ROWS rows
     int *tops, *flag;       // tops [shards, depth], zeros at first, or null
 };
 
-// Rows as integers, for a depth that is a multiple of 4 and at most 4096: a block of padded/4 threads, a thread four
-// columns of each row. `value(row, c)` gives columns c..c+3 of a row.
+// The largest magnitudes of columns that a block has found, into those of a shard: `top` are a thread's columns c..c+3,
+// `scratch` holds one number for each column. Together, so that an address is met once by each block, in whole lines.
+__device__ __forceinline__ void merge_tops(int *tops, const int (&top)[4], int c, int depth, bool first_group, int *scratch) {
+    if (first_group) *(int4 *)(scratch + c) = make_int4(top[0], top[1], top[2], top[3]);
+    __syncthreads();
+    if (!first_group)
+        for (int j = 0; j < 4; j++) atomicMax(&scratch[c + j], top[j]);
+    __syncthreads();
+    for (int i = threadIdx.x; i < depth; i += blockDim.x) // reading first, if only an older number, spares most of the rest
+        if (scratch[i] > tops[i]) atomicMax(&tops[i], scratch[i]);
+    __syncthreads();
+}
+
+// Rows as integers, for a depth that is a multiple of 4 and at most 4096: a block is some groups of padded/4 threads, and a
+// thread takes four columns of each row of its group. `value(row, c)` gives columns c..c+3 of a row.
 template <typename Value> __device__ __forceinline__ void quantise_rows(const Rows &p, Value value) {
-    __shared__ int parts[BLOCK_ROWS][32];
-    __shared__ Factor factors[BLOCK_ROWS];
-    int c = 4 * threadIdx.x, column_top[4] = {0, 0, 0, 0}, shard = -1;
+    extern __shared__ __align__(16) int column_tops[]; // [padded], where p.tops
+    __shared__ int parts[GROUP_ROWS][32];
+    __shared__ Factor factors[MOST_GROUPS * GROUP_ROWS];
+    int width = p.padded / 4, groups = blockDim.x / width, group = threadIdx.x / width, inside = threadIdx.x - group * width;
+    int c = 4 * inside, column_top[4] = {0, 0, 0, 0}, shard = -1, group_warps = width / WARP;
     uint32 *hi = (uint32 *)p.planes, *lo = (uint32 *)(p.planes + (int64)p.rows * p.padded);
-    auto flush = [&]() {
-        if (shard >= 0 && c < p.depth) raise_tops(p.tops + (int64)shard * p.depth + c, column_top);
-        for (int j = 0; j < 4; j++) column_top[j] = 0;
-    };
     for (int round = 0; round < p.rounds; round++) {
-        int first = (blockIdx.x * p.rounds + round) * BLOCK_ROWS, count = min(BLOCK_ROWS, p.rows - first);
-        if (count <= 0) break;
-        float4 v[BLOCK_ROWS];
+        int block_rows = groups * GROUP_ROWS, start = (blockIdx.x * p.rounds + round) * block_rows;
+        int all = min(block_rows, p.rows - start), first = start + group * GROUP_ROWS;
+        if (all <= 0) break;
+        float4 v[GROUP_ROWS];
 #pragma unroll
-        for (int r = 0; r < BLOCK_ROWS; r++) {
+        for (int r = 0; r < GROUP_ROWS; r++) {
             v[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (c < p.depth && r < count) v[r] = value(first + r, c);
+            if (c < p.depth && first + r < p.rows) v[r] = value(first + r, c);
         }
 #pragma unroll
-        for (int r = 0; r < BLOCK_ROWS; r++) {
+        for (int r = 0; r < GROUP_ROWS; r++) {
             int row_top = warp_max(largest(v[r]));
             if (lane_of_thread() == 0) parts[r][threadIdx.x / WARP] = row_top;
         }
         if (p.tops) {
-            bool whole = first / p.shard_rows == (first + count - 1) / p.shard_rows;
-            if (whole) {
-                if (first / p.shard_rows != shard) flush(), shard = first / p.shard_rows;
+            int of_first = start / p.shard_rows;
+            if (of_first == (start + all - 1) / p.shard_rows) {
+                if (of_first != shard && shard >= 0) {
+                    merge_tops(p.tops + (int64)shard * p.depth, column_top, c, p.depth, group == 0, column_tops);
+                    for (int j = 0; j < 4; j++) column_top[j] = 0;
+                }
+                shard = of_first;
 #pragma unroll
-                for (int r = 0; r < BLOCK_ROWS; r++) raise(column_top, v[r]);
+                for (int r = 0; r < GROUP_ROWS; r++) raise(column_top, v[r]);
             } else { // rows of several shards
-                flush();
-#pragma unroll
-                for (int r = 0; r < BLOCK_ROWS; r++)
-                    if (r < count) {
-                        shard = (first + r) / p.shard_rows;
-                        raise(column_top, v[r]);
-                        flush();
+                for (int r = 0; r < GROUP_ROWS; r++)
+                    if (c < p.depth && first + r < p.rows) {
+                        int top[4] = {0, 0, 0, 0};
+                        raise(top, r == 0 ? v[0] : r == 1 ? v[1] : r == 2 ? v[2] : v[3]);
+                        raise_tops(p.tops + (int64)((first + r) / p.shard_rows) * p.depth + c, top);
                     }
             }
         }
         __syncthreads();
-        if (threadIdx.x < count) {
-            int top = 0;
-            for (int w = 0; w < (int)(blockDim.x / WARP); w++) top = max(top, parts[threadIdx.x][w]);
+        if (threadIdx.x < all) {
+            int top = 0, of = threadIdx.x / GROUP_ROWS * group_warps;
+            for (int w = 0; w < group_warps; w++) top = max(top, parts[threadIdx.x % GROUP_ROWS][of + w]);
             int s = row_exponent(top, p.flag);
-            p.exponents[first + threadIdx.x] = s;
+            p.exponents[start + threadIdx.x] = s;
             factors[threadIdx.x] = factor_of(s);
         }
         __syncthreads();
 #pragma unroll
-        for (int r = 0; r < BLOCK_ROWS; r++)
-            if (r < count) {
+        for (int r = 0; r < GROUP_ROWS; r++)
+            if (first + r < p.rows) {
                 int64 at = ((int64)(first + r) * p.padded + c) / 4;
-                split_values(v[r], factors[r], hi[at], lo[at]);
+                split_values(v[r], factors[group * GROUP_ROWS + r], hi[at], lo[at]);
             }
-        __syncthreads();
     }
-    if (p.tops) flush();
+    if (p.tops && shard >= 0) merge_tops(p.tops + (int64)shard * p.depth, column_top, c, p.depth, group == 0, column_tops);
 }
 
 #define QUANTISE(NAME, KIND)                                                                                           \

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from engine.backends.cuda import attention
 from engine.backends.cuda.card import Card
 from tests.cuda.pairs import KINDS, Pair, model, report, train
 
@@ -23,12 +24,20 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[(name, fused) for name in MODELS for fused in (False, True)], ids=str)
+# Attention's products by the instructions that every card has, where this one has better ones.
+EVERYWHERE = [(name, True, "everywhere") for name in ("ragged", "long")]
+PARAMS = [(name, fused, "best") for name in MODELS for fused in (False, True)] + EVERYWHERE
+
+
+@pytest.fixture(scope="module", params=PARAMS, ids=str)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    name, fused = request.param
-    pair = Pair(*MODELS[name], Card(), fused=fused)
-    yield pair
-    pair.close()
+    name, fused, instructions = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        if instructions == "everywhere":
+            patch.setattr(attention, "HOPPER", None)
+        pair = Pair(*MODELS[name], Card(), fused=fused)
+        yield pair
+        pair.close()
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])

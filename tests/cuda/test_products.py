@@ -13,7 +13,8 @@ pytestmark = pytest.mark.gpu
 
 SHAPES = {
     "ragged": (model(context=71, d_model=39, heads=3, hidden=53, vocab=67, tied=False), train(batch=3, shards=1)),
-    "even": (model(context=256, d_model=192, heads=3, hidden=640, vocab=514, tied=False), train(batch=2, shards=1)),
+    "even": (model(context=256, d_model=192, heads=3, hidden=640, vocab=516, tied=False), train(batch=2, shards=1)),
+    "deep": (model(context=128, d_model=64, heads=1, hidden=1160, vocab=1026, tied=False), train(batch=1, shards=1)),
 }
 
 

@@ -7,6 +7,7 @@ from math import sqrt
 import numpy as np
 
 from engine.backends.cuda.card import Card
+from engine.backends.cuda.compiler import HOPPER
 from engine.backends.cuda.run import MASK, THREADS, Run, ceiling, padded
 from engine.backends.cuda.sources import Unit
 from engine.backends.cuda.twin import Twin
@@ -27,6 +28,7 @@ NO_ROW = -1
 # Shared memory beside tiles: for each stage dropout's mask and what stands beside a tile; what the driver takes.
 FIXED_STAGE = TILE * TILE + 4 * QUERY_ROWS * TILE
 FIXED_SHARED = 2048
+TILE_ALIGNMENT = 512  # of tiles in shared memory, where warpgroup instructions read them
 # Up to these exponents a tensor is usual: the scales of a product fit into two fp32 factors.
 USUAL = {"q": 60, "k": 60, "v": 30, "do": 100}
 
@@ -50,6 +52,10 @@ class Shape:
             "k_attn_bwd_queries": 4 * row + self.stages * (4 * row + 2 * column),
             "k_attn_bwd_keys": 4 * row + self.stages * (4 * row + 4 * column) + 4 * TILE * TILE,
         }
+
+    def macros(self, wide: int, capability: int) -> dict[str, int]:
+        warpgroup = int(capability == HOPPER and bool(self.columns))
+        return {"DP": wide, "STAGES": self.stages, "COLUMNS": self.columns, "WARPGROUP": warpgroup}
 
     def most_bytes(self, wide: int) -> int:
         """That a block of any kernel takes in all."""
@@ -113,8 +119,13 @@ class AttentionTwin(Twin[Attention]):
         return shape
 
     def _unit(self, run: Run, operation: Attention) -> Unit:
-        shape = self._shape(run, operation)
-        return Unit("attention", {"DP": head_padded(operation), "STAGES": shape.stages, "COLUMNS": shape.columns})
+        macros = self._shape(run, operation).macros(head_padded(operation), run.launch.card.capability)
+        return Unit("attention", macros)
+
+    def _shared(self, run: Run, operation: Attention) -> dict[str, int]:
+        """Dynamic shared memory of each kernel, with what its tiles' alignment may take."""
+        kernels = self._shape(run, operation).bytes(head_padded(operation))
+        return {name: size + TILE_ALIGNMENT for name, size in kernels.items()}
 
     def _quantise(
         self,
@@ -175,7 +186,7 @@ class AttentionTwin(Twin[Attention]):
             *self._sizes(run, operation),
             *run.mask(operation.probability, operation.site),
             *(run.values, unusual, run.flag(operation)),
-            shared=self._shape(run, operation).bytes(head_padded(operation))["k_attn_fwd"],
+            shared=self._shared(run, operation)["k_attn_fwd"],
         )
 
     def backward(self, run: Run, operation: Attention) -> None:
@@ -208,7 +219,7 @@ class AttentionTwin(Twin[Attention]):
             *(run.values, unusual, run.flag(operation)),
         )
         unit = self._unit(run, operation)
-        shared = self._shape(run, operation).bytes(head_padded(operation))
+        shared = self._shared(run, operation)
         grid = (ceiling(sizes.context, TILE), heads)
         for name, threads in (("k_attn_bwd_queries", BLOCK), ("k_attn_bwd_keys", 2 * BLOCK)):
             run.launch(unit, name, f"17P{SIZES}{MASK}PPP", grid, (threads,), *arguments, shared=shared[name])

@@ -131,6 +131,11 @@ def row_unit(width: int) -> Unit:
     return Unit("layernorm", {"VECTORS": ceiling(width, 128)})
 
 
+def backward_warps(width: int) -> int:
+    """Of a block that holds rows of this width in registers, as in layernorm.cu."""
+    return 8 if width <= 3 * 128 else 4
+
+
 class LayerNormTwin(Twin[LayerNorm]):
     def __init__(self, linear: Linear | None) -> None:
         self.linear = linear  # that takes the output as planes
@@ -176,7 +181,7 @@ class LayerNormTwin(Twin[LayerNorm]):
         mean, rstd = self._statistics(run, operation)
         tops = run.zeroed(operation, "tops") if names else 0
         held = width <= NORM_WIDTH
-        warps, rows = (4, BACKWARD_ROWS) if held else (ROWS_PER_BLOCK, WARP_ROWS)
+        warps, rows = (backward_warps(width), BACKWARD_ROWS) if held else (ROWS_PER_BLOCK, WARP_ROWS)
         run.launch(
             row_unit(width) if held else LAYERNORM,
             "k_layernorm_bwd_held" if held else "k_layernorm_bwd",
@@ -189,7 +194,7 @@ class LayerNormTwin(Twin[LayerNorm]):
         if not names:
             return
         # Nothing on the way back needs the parameters' gradients.
-        with run.launch.beside():
+        with run.launch.beside(reads_lasting=True):
             sums = run.zeroed(operation, "sums")
             grid = (ceiling(width, 32), ceiling(tokens, TOPS_PIECE), run.shards)
             inputs = (x, mean, rstd, dy, tokens, width)
@@ -199,8 +204,8 @@ class LayerNormTwin(Twin[LayerNorm]):
                 LAYERNORM,
                 "k_layernorm_bwd_parameters",
                 "PPiiPPiP",
-                blocks(width),
-                (THREADS,),
+                (ceiling(width, 32),),
+                (32,),
                 *(tops, sums, width, run.shards, dgain, dbias, int(run.adds), flag),
             )
 

@@ -17,8 +17,11 @@ class Launcher:
         self.stream = card.driver.Stream()
         self._side = card.driver.Stream()
         self._current = self.stream
-        self._forked, self._ended = card.driver.Event(), card.driver.Event()
-        self._beside = False  # whether work is under way on the side stream that was not waited for
+        self.step = 0  # of the backward half
+        self._events: list[Any] = []  # made once, handed out again from one backward half to the next
+        self._handed_out = 0
+        self._read: Any = None  # up to here the side stream reads what the main stream will overwrite
+        self._ended: list[tuple[int, Any]] = []  # work beside that was not waited for: its step, and when it is done
         self._modules: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}
         self._functions: dict[tuple[str, tuple[tuple[str, int], ...], str], Any] = {}
         self._shared: dict[tuple[str, tuple[tuple[str, int], ...], str], int] = {}
@@ -73,24 +76,51 @@ class Launcher:
         """Queue setting `size` bytes."""
         self.card.driver.memset_d8_async(address, byte, size, self._current)
 
+    def mark(self) -> Any:
+        """An event after all that the current stream has been given so far."""
+        if self._handed_out == len(self._events):
+            self._events.append(self.card.driver.Event())
+        event = self._events[self._handed_out]
+        self._handed_out += 1
+        event.record(self._current)
+        return event
+
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """Queue on the side stream after all that the main stream has been given so far; `join` waits for it."""
-        self._forked.record(self.stream)
-        self._side.wait_for_event(self._forked)
+    def beside(self, after: Any = None, reads_lasting: bool = False) -> Iterator[None]:
+        """Queue on the side stream after all that the main stream has been given so far, or up to the mark `after`.
+
+        reads_lasting: nothing that this work reads, but up to `reads_end`, is overwritten before the plan has the
+        storage used again.
+        """
+        self._side.wait_for_event(after or self.mark())
         self._current = self._side
         try:
             yield
         finally:
+            end = self.mark()
             self._current = self.stream
-            self._ended.record(self._side)
-            self._beside = True
+            self._ended.append((self.step, end))
+            if not reads_lasting:
+                self._read = end
 
-    def join(self) -> None:
-        """Let the main stream wait for what was queued beside it."""
-        if self._beside:
-            self.stream.wait_for_event(self._ended)
-            self._beside = False
+    def reads_end(self) -> None:
+        """Within `beside`: from here on only storage is read that stays as it is."""
+        self._read = self.mark()
+
+    def join_reads(self) -> None:
+        """Let the main stream wait until all may be overwritten that work beside it reads and that does not last."""
+        if self._read:
+            self.stream.wait_for_event(self._read)
+            self._read = None
+
+    def join(self, before: int | None = None) -> None:
+        """Let the main stream wait for all work beside it, or for that of steps before `before`."""
+        ended = [event for step, event in self._ended if before is None or step < before]
+        if ended:
+            self.stream.wait_for_event(ended[-1])  # one stream: what was queued earlier is done too
+            del self._ended[: len(ended)]
+        if not self._ended:
+            self._handed_out, self._read = 0, None
 
     def synchronise(self) -> None:
         self.stream.synchronize()

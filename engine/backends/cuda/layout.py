@@ -13,7 +13,7 @@ from engine.program import BackwardStep, Program
 from engine.spec import TrainSpec
 
 MOST_SHARDS = 16  # that are taken together, as in sums.cuh
-ADAMW_PIECE = 1 << 14  # elements that one block of the optimizer updates
+ADAMW_PIECE = 1 << 13  # elements that one block of the optimizer updates
 VALUES = np.dtype(
     [
         ("key", "<u4", 2),
@@ -34,8 +34,8 @@ class CudaLayout:
 
     threads = 1
     saves_in_arena = False
-    # A weight's gradient runs beside the steps up to the next linear layer or the embedding, at most this many.
-    lingers = 2
+    # A weight's gradient runs beside the steps that follow, up to the linear layer after the next one.
+    lingers = 5
     # Shards are taken together up to this many tokens: enough to fill a card, beyond it only memory grows.
     tokens_at_once = 8192
     most_shards = MOST_SHARDS

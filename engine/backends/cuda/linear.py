@@ -21,7 +21,7 @@ from engine.operations.residual_add import ResidualAdd
 
 
 class LinearTwin(Twin[Linear]):
-    joins = True
+    joins_reads = True  # a gradient that the linear layer before reads is added to after this one
 
     def __init__(self, neighbours: Neighbours, tied: bool) -> None:
         self.before = neighbours.before
@@ -141,9 +141,12 @@ class LinearTwin(Twin[Linear]):
         bias = operation.parameters.get("bias")
         totals = run.zeroed(operation, "dy_totals") if bias else 0
         x = Columns(self._x(run, operation), right, run.zeroed(operation, "x_tops"))
-        # Nothing on the way back needs the weight's gradient: it is computed beside what follows.
-        with run.launch.beside():
+        made_rows = run.launch.mark()
+        multiply(run, rows, self._weight_columns(run, operation), dx, Epilogue(add=add))
+        # Nothing on the way back needs the weight's gradient: it is computed beside what follows, dx first.
+        with run.launch.beside(after=made_rows, reads_lasting=True):
             quantise_columns(run, Columns(dy, left, dy_tops, totals), x, shards, flag)
+            run.launch.reads_end()
             partials = self._partials(run, operation)
             multiply(run, left, right, partials, Epilogue(), shards=shards, out_stride=wide * deep)
             self._join(run, operation, partials)
@@ -156,7 +159,6 @@ class LinearTwin(Twin[Linear]):
                     (THREADS,),
                     *(totals, left.exponents, wide, shards, run.parameter_gradient(bias), int(run.adds)),
                 )
-        multiply(run, rows, self._weight_columns(run, operation), dx, Epilogue(add=add))
 
     def _partials(self, run: Run, operation: Linear) -> int:
         return run.token_gradients if self.tied else run.work(operation, "partials")

@@ -86,12 +86,12 @@ TILES = {"k_product_deep": (64, 128), "k_product_large": (128, 256), "k_product_
 def choose_kernel(run: Run, a: Operand, b: Operand, shards: int) -> str:
     """The fastest kernel for a product; all give the same bits."""
     card = run.launch.card
-    tiles = ceiling(a.rows, 128) * ceiling(b.rows, 128) * shards
     if a.padded > INT32_DEPTH:
         return "k_product_deep"
-    if tiles < card.processors // 2:
-        return "k_product_small"
-    return "k_product_hopper" if card.capability == HOPPER else "k_product_large"
+    if card.capability == HOPPER:
+        return "k_product_hopper"
+    tiles = ceiling(a.rows, 128) * ceiling(b.rows, 128) * shards
+    return "k_product_small" if tiles < card.processors // 2 else "k_product_large"
 
 
 def debug_product(

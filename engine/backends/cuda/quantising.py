@@ -15,7 +15,9 @@ from engine.operations.linear import Linear
 DEEP_ROW = 8192  # from this depth on a row is quantised by a whole block
 WARP_ROWS = 2  # as in linear_quantise.cu
 DEEP_ROWS = 4
-BLOCK_ROWS = 4
+GROUP_ROWS = 4
+GROUP_THREADS = 256  # narrow rows are taken by several groups of a block of about this size, at most MOST_GROUPS
+MOST_GROUPS = 8
 WEIGHT_ROWS = 16
 TILE_COLUMNS = 32
 TILE_TOKENS = 128
@@ -74,15 +76,19 @@ def quantise_in_blocks(
     run: Run, kernel: str, form: str, source: tuple[Any, ...], operand: Operand, flag: int, tops: int, shards: int
 ) -> None:
     """Launch a kernel of the family that keeps rows in registers; `source` are the arguments before struct Rows."""
-    rounds = max(1, operand.rows // (BLOCK_ROWS * BLOCKS_EACH * run.launch.card.processors))
+    width = operand.padded // 4
+    groups = min(MOST_GROUPS, max(1, GROUP_THREADS // width))
+    block_rows = groups * GROUP_ROWS
+    rounds = max(1, operand.rows // (block_rows * BLOCKS_EACH * run.launch.card.processors))
     rows = (operand.rows, operand.depth, operand.padded, operand.planes, operand.exponents)
     run.launch(
         QUANTISE,
         kernel,
         f"{form}{ROWS}",
-        (ceiling(operand.rows, BLOCK_ROWS * rounds),),
-        (operand.padded // 4,),
+        (ceiling(operand.rows, block_rows * rounds),),
+        (groups * width,),
         *(*source, *rows, operand.rows // shards, rounds, tops, flag),
+        shared=4 * operand.padded,
     )
 
 

@@ -119,10 +119,13 @@ class Run:
             self._backend.twin(operation).forward(self, operation)
 
     def backward(self) -> None:
-        for step in self._backend.program.backward:
+        for number, step in enumerate(self._backend.program.backward):
             twin = self._backend.twin(step.operation)
-            if twin.joins or step.again:
-                self.launch.join()
+            self.launch.step = number
+            # Storage that work beside uses is kept for so many steps.
+            self.launch.join(None if twin.joins or step.again else number - self._backend.layout.lingers)
+            if twin.joins_reads:
+                self.launch.join_reads()
             self._phase = "again"
             for operation in step.again:
                 self._backend.twin(operation).forward(self, operation)

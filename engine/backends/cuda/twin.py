@@ -14,6 +14,8 @@ class Twin(Generic[Kind]):
 
     # Whether backward must find finished what an earlier operation's backward left running beside it.
     joins: ClassVar[bool] = False
+    # Whether it must find read what such work reads and what is overwritten from here on.
+    joins_reads: ClassVar[bool] = False
 
     def check(self, operation: Kind, card: Card) -> None:
         """Raise PlanRefused where this card cannot run the operation."""

@@ -24,6 +24,7 @@ class MixedLayout(CudaLayout):
 
     tokens_at_once = USUAL_TOKENS
     most_shards = MOST_SHARDS_AT_ONCE
+    lingers = 2  # every linear layer waits for all work beside
 
     def __init__(self, program: Program, train: TrainSpec, tier: str, own_attention: bool) -> None:
         self._own_attention = own_attention
