@@ -64,9 +64,10 @@ extern "C" __global__ void k_embed_bwd_token(const int *ids, int tokens, int wid
     }
 }
 
-// dposition[t] = the sum of dy over the rows of each shard, joined by the tree over shards (a power of two, at most 64).
+// dposition[t] (+)= the sum of dy over the rows of each shard, joined by the tree over shards (a power of two, at most 64).
 extern "C" __global__ void k_embed_bwd_position(int shards, int tokens, int context, int width, const uint16 *dy,
-                                                int64 base, Mask mask, const StepValues *values, float *dposition) {
+                                                int64 base, Mask mask, const StepValues *values, float *dposition,
+                                                int add) {
     int i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= context * width) return;
     Eight pending[7];
@@ -87,5 +88,11 @@ extern "C" __global__ void k_embed_bwd_position(int shards, int tokens, int cont
         }
         pending[depth++] = sum;
     }
-    store8(dposition + i, pending[0]);
+    Eight sum = pending[0];
+    if (add) {
+        Eight before = load8(dposition + i);
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum.x[j] = before.x[j] + sum.x[j];
+    }
+    store8(dposition + i, sum);
 }

@@ -19,6 +19,9 @@ INSTRUCTIONS = {
     r'asm\("cvt\.f32\.f16 .*?\);': "x = float_of_half(h);",
     r'asm\("cvt\.rn\.bf16x2\.f32 .*?\);': "word = bfloat_of_float(low) | (uint32)bfloat_of_float(high) << 16;",
     r'asm\("cvt\.rn\.f16x2\.f32 .*?\);': "word = half_of_float(low) | (uint32)half_of_float(high) << 16;",
+    r'asm volatile\("cp\.async\.cg\..*?\);': "*to = *from;",
+    r'asm volatile\("cp\.async\.wait_all.*?\);': ";",
+    r"extern __shared__ (\w+) (\w+)\[\];": r"static \1 \2[1 << 14];",
     r'asm\("tanh\.approx\.f32 .*?\);': "t = tanhf(v);",
 }
 
@@ -34,7 +37,7 @@ class Emulated:
         texts = {**headers(), f"{unit}.cu": source(unit)}
         for name, text in texts.items():
             for pattern, meaning in INSTRUCTIONS.items():
-                text = re.sub(pattern, lambda _, meaning=meaning: meaning, text)
+                text = re.sub(pattern, meaning, text)
             (folder / name).write_text(text, encoding="utf-8")
         kernels = re.findall(r"^(?:extern \"C\" __global__ .*\s)?(k_\w+)\(", source(unit), re.M)
         kernels += re.findall(r"__global__[^(]*\b(k_\w+)\(", source(unit))

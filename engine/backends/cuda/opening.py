@@ -47,6 +47,6 @@ def open_cuda_backend(program: Program, train: TrainSpec, tier: Tier) -> tuple[P
             f"{OLDEST_MIXED_CAPABILITY / 10}: use the tier portable"
         )
     plan.check_fits(card.free_memory(), card.name)
-    if train.precision is not None:
+    if isinstance(layout, MixedLayout) and train.precision is not None:
         return plan, MixedBackend(program, plan, train, layout, card, train.precision)
     return plan, CudaBackend(program, plan, train, layout, card)

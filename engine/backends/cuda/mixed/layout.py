@@ -4,13 +4,15 @@ from typing import Any
 
 from engine.backends.cuda.layout import CudaLayout
 from engine.backends.cuda.mixed.operations import FlashAttention
+from engine.backends.cuda.mixed.parts import SUMMED, SumPlaces
 from engine.backends.cuda.mixed.products import WORKSPACE
 from engine.backends.cuda.mixed.program import VOCABULARY_MULTIPLE
 from engine.backends.cuda.mixed.run import USUAL_TOKENS
-from engine.backends.cuda.mixed.twins import mixed_twins
+from engine.backends.cuda.mixed.twins import MixedTwin, mixed_twins
 from engine.backends.cuda.twin import Twin
 from engine.operations.base import BufferType
 from engine.program import Program
+from engine.spec import TrainSpec
 
 MOST_SHARDS_AT_ONCE = 64  # as k_join_gradients has room for
 
@@ -19,14 +21,19 @@ class MixedLayout(CudaLayout):
     """More tokens at a time than `portable`, for products that fill a card; workspaces of the libraries."""
 
     tokens_at_once = USUAL_TOKENS
+    lingers = 3  # until the linear layer after the next one starts
     most_shards = MOST_SHARDS_AT_ONCE
+
+    def __init__(self, program: Program, train: TrainSpec, tier: str) -> None:
+        super().__init__(program, train, tier)
+        tokens = train.batch // train.shards * program.spec.context
+        twins = ((o, self.twins[o.name]) for o in program.operations)
+        found = {o.name: twin.parts(o, tokens) for o, twin in twins if isinstance(twin, MixedTwin)}
+        parts = {name: part for name, part in found.items() if part is not None}
+        self.sum_places = SumPlaces(parts, self.shards_at_once(train.shards))
 
     def twins_of(self, program: Program) -> dict[str, Twin[Any]]:
         return mixed_twins(program, self.train)
-
-    def gradient_sets(self, shards: int) -> int:
-        """One that each group of shards fills, and one for each level of the tree over groups."""
-        return 1 + (shards // self.shards_at_once(shards) - 1).bit_length()
 
     def token_gradients(self) -> dict[str, BufferType]:
         return {}
@@ -44,6 +51,8 @@ class MixedLayout(CudaLayout):
             super().lasting(program, elements)
             | shared
             | {
+                "parts": BufferType((self.sum_places.elements,), "float32"),
+                "sum_table": BufferType((self.sum_places.rows * SUMMED.itemsize,), "uint8"),
                 "weights16": BufferType((elements + spare,), "uint16"),
                 "products": BufferType((2, WORKSPACE), "uint8"),
                 "seeds": BufferType((1 + len(attentions) * self.train.shards,), "int64"),
