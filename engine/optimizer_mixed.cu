@@ -6,10 +6,6 @@
 
 #define NORM_CHUNK 4096
 
-__device__ __forceinline__ float4 operator+(const float4 &a, const float4 &b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
 // Four elements of the tree over COUNT sets. All are read before the first are added, and not again: they are marked as
 // the first that the card's cache may forget.
 template <int COUNT> __device__ __forceinline__ float4 set_tree(const float *sets, int64 stride) {

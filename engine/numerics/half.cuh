@@ -61,6 +61,10 @@ __device__ __forceinline__ void store8(float *p, const Eight &e) {
     ((float4 *)p)[1] = make_float4(e.x[4], e.x[5], e.x[6], e.x[7]);
 }
 
+__device__ __forceinline__ float4 operator+(const float4 &a, const float4 &b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
 // The end of a sum over rows by a block of eight warps, each lane with eight columns: out [width] gets the warps' sums of
 // 256 columns from `first` on, added in the order of warps.
 __device__ __forceinline__ void put_column_sums(const Eight &sums, int first, int width, float *out) {

@@ -12,7 +12,7 @@
 #define BACKWARD_BLOCKS (768 / BACKWARD_THREADS > 0 ? 768 / BACKWARD_THREADS : 1) // that a multiprocessor holds
 
 // A warp takes a row of WIDTH elements and keeps it in registers. Where `branch` is not null: sum = x + dropout(branch), which may take the place of branch; else sum is x.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, VECTORS == 1 ? 8 : VECTORS == 2 ? 5 : VECTORS <= 4 ? 4 : 1)
 k_norm_fwd(const uint16 *x, const uint16 *branch, const float *gain, const float *bias, int rows, uint16 *sum, uint16 *y,
            float *mean, float *rstd, int64 base, Mask mask, const StepValues *values) {
     int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = lane_of_thread();

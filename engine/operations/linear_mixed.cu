@@ -21,7 +21,8 @@ extern "C" __global__ void k_column_sums(const uint16 *x, int tokens, int width,
     put_column_sums(sums, blockIdx.x * 256, width, partial + ((int64)blockIdx.z * gridDim.y + blockIdx.y) * width);
 }
 
-// Up to 32 columns of parts [shards, blocks, stride] and where their sum goes, both in elements.
+// Up to 128 columns of parts [shards, blocks, stride] and where their sum goes, both in elements. All whole in groups of
+// four.
 struct Summed {
     int64 parts, out;
     int blocks, stride, columns, unused;
@@ -32,34 +33,35 @@ struct Summed {
 #define PARTS 8
 
 // A block takes a row of the table: out (+)= parts summed over blocks, then joined by the tree over shards (a power of
-// two). Of 32 x PARTS x BLOCK_SHARDS threads each adds every PARTS-th block of a shard.
+// two). Of 32 x PARTS x BLOCK_SHARDS threads each adds four columns of every PARTS-th block of a shard.
 extern "C" __global__ void __launch_bounds__(32 * PARTS * BLOCK_SHARDS)
 k_combine(const float *parts, const Summed *table, int shards, float *out, int add) {
-    __shared__ float sums[BLOCK_SHARDS][PARTS][32];
-    __shared__ float totals[MOST_SHARDS_AT_ONCE][32];
+    __shared__ float4 sums[BLOCK_SHARDS][PARTS][32];
+    __shared__ float4 totals[MOST_SHARDS_AT_ONCE][32];
     Summed row = table[blockIdx.x];
-    int c = threadIdx.x, part = threadIdx.y;
+    int lane = threadIdx.x, part = threadIdx.y;
+    bool inside = 4 * lane < row.columns;
     for (int first = 0; first < shards; first += BLOCK_SHARDS) {
         int shard = first + threadIdx.z;
-        float sum = 0.0f;
-        if (shard < shards && c < row.columns) {
-            const float *column = parts + row.parts + (int64)shard * row.blocks * row.stride + c;
-#pragma unroll 8
-            for (int b = part; b < row.blocks; b += PARTS) sum += column[(int64)b * row.stride];
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (shard < shards && inside) {
+            const float *columns = parts + row.parts + (int64)shard * row.blocks * row.stride + 4 * lane;
+#pragma unroll 4
+            for (int b = part; b < row.blocks; b += PARTS) sum = sum + __ldcs((const float4 *)(columns + (int64)b * row.stride));
         }
-        sums[threadIdx.z][part][c] = sum;
+        sums[threadIdx.z][part][lane] = sum;
         __syncthreads();
         if (part == 0 && shard < shards) {
-            float total = 0.0f;
+            float4 total = sums[threadIdx.z][0][lane];
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) total += sums[threadIdx.z][p][c];
-            totals[shard][c] = total;
+            for (int p = 1; p < PARTS; p++) total = total + sums[threadIdx.z][p][lane];
+            totals[shard][lane] = total;
         }
         __syncthreads();
     }
-    if (part || threadIdx.z || c >= row.columns) return;
+    if (part || threadIdx.z || !inside) return;
     for (int n = shards / 2; n > 0; n /= 2)
-        for (int s = 0; s < n; s++) totals[s][c] = totals[2 * s][c] + totals[2 * s + 1][c];
-    out += row.out + c;
-    *out = add ? *out + totals[0][c] : totals[0][c];
+        for (int s = 0; s < n; s++) totals[s][lane] = totals[2 * s][lane] + totals[2 * s + 1][lane];
+    float4 *place = (float4 *)(out + row.out + 4 * lane);
+    *place = add ? *place + totals[0][lane] : totals[0][lane];
 }

@@ -5,15 +5,11 @@ struct Running {
     float top, sum; // largest logit so far, and the sum of exp(logit - top)
 };
 
-#define LOWEST -1.0e38f // whose product with LOG2_E is finite
-#define LOG2_E 1.4426950408889634f
-
-// exp(x - top) in one multiply-add and one instruction.
-__device__ __forceinline__ float exp_below(float x, float top) { return exp2f(x * LOG2_E - top * LOG2_E); }
+#define LOWEST -3.0e38f
 
 __device__ __forceinline__ Running joined(Running a, Running b) {
     float top = fmaxf(a.top, b.top);
-    Running r = {top, a.sum * exp_below(a.top, top) + b.sum * exp_below(b.top, top)};
+    Running r = {top, a.sum * __expf(a.top - top) + b.sum * __expf(b.top - top)};
     return r;
 }
 
@@ -26,9 +22,9 @@ __device__ __forceinline__ Running with_eight(Running mine, Eight l, int c, int 
     float top = mine.top;
 #pragma unroll
     for (int j = 0; j < 8; j++) top = fmaxf(top, l.x[j]);
-    float sum = mine.sum * exp_below(mine.top, top);
+    float sum = mine.sum * __expf(mine.top - top);
 #pragma unroll
-    for (int j = 0; j < 8; j++) sum += exp_below(l.x[j], top);
+    for (int j = 0; j < 8; j++) sum += __expf(l.x[j] - top);
     if (target - c >= 0 && target - c < 8)
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -40,7 +36,7 @@ __device__ __forceinline__ Running with_eight(Running mine, Eight l, int c, int 
 __device__ __forceinline__ void put_gradient(uint16 *logits, Eight l, int c, int vocab, int target, float top,
                                              float factor, float scale) {
 #pragma unroll
-    for (int j = 0; j < 8; j++) l.x[j] = exp_below(l.x[j], top) * factor;
+    for (int j = 0; j < 8; j++) l.x[j] = __expf(l.x[j] - top) * factor;
     if (target - c >= 0 && target - c < 8)
 #pragma unroll
         for (int j = 0; j < 8; j++)

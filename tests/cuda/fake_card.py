@@ -110,7 +110,6 @@ class Beside:
     def __init__(self) -> None:
         self.late = False
         self.queue: list[Callable[[], None]] = []
-        self.marked = 0  # as many of them were there when `follow` was called last
 
     def __call__(self, stream: int, call: Callable[[], None]) -> None:
         if stream == SIDE and self.late:
@@ -118,10 +117,10 @@ class Beside:
         else:
             call()
 
-    def wait(self, count: int) -> None:
-        for call in self.queue[:count]:
+    def wait(self) -> None:
+        for call in self.queue:
             call()
-        del self.queue[:count]
+        self.queue.clear()
 
 
 SIDE_WORK = Beside()
@@ -162,12 +161,7 @@ class Launcher:
         self.current = MAIN
 
     def join(self) -> None:
-        SIDE_WORK.wait(len(SIDE_WORK.queue))
-        SIDE_WORK.marked = 0
-
-    def follow(self) -> None:
-        SIDE_WORK.wait(SIDE_WORK.marked)
-        SIDE_WORK.marked = len(SIDE_WORK.queue)
+        SIDE_WORK.wait()
 
     def synchronise(self) -> None: ...
 

@@ -207,7 +207,7 @@ def test_parts_of_several_operations_are_combined_at_once(kernels, shards: int, 
     buffer = normal(rng, places.elements)
     parameters = {"g": 304, "b": 0, "c": 40}
     table = places.table(parameters)
-    assert len(table) == places.rows == 2 + 2 + 9
+    assert len(table) == places.rows == 1 + 1 + 3
     out = normal(rng, 352)
     before = out.copy()
     grid = (places.rows,)
@@ -272,6 +272,15 @@ def test_activation(kernels, precision: str, relu: int) -> None:
 # --- embedding ------------------------------------------------------------------------------------------------------
 
 
+def order_and_spans(unit: Emulated, ids: Array, vocab: int) -> tuple[Array, Array]:
+    shards, tokens = ids.shape
+    order, spans = np.full((shards, tokens), -1, np.int32), np.zeros((shards, vocab, 2), np.int32)
+    unit("k_embed_places", (-(-tokens // 64), shards), (64,), ids, tokens, vocab, order, spans)
+    for found, row in zip(order, ids, strict=True):
+        assert np.array_equal(found, np.argsort(row, kind="stable"))
+    return order, spans
+
+
 @pytest.mark.parametrize("width", [8, 264])
 def test_embedding(kernels, width: int) -> None:
     rng = np.random.default_rng(5)
@@ -288,13 +297,19 @@ def test_embedding(kernels, width: int) -> None:
     near(wide(y), (token[ids].astype(np.float64) + position[places]) * factors, UNIT[BF16])
     dy = narrow(normal(rng, *y.shape))
     gradient = wide(dy) * factors
-    dtoken = np.ones((shards, vocab, width), np.float32)  # what the head has written
-    stride = ctypes.c_int64(vocab * width)
-    unit("k_embed_bwd_token", (tokens, shards), (64,), ids, tokens, width, dy, *common, dtoken, stride)
-    expected = np.ones(dtoken.shape)
+    places = order_and_spans(unit, ids, vocab)
+    expected = np.zeros((shards, vocab, width))
     for shard in range(shards):
         np.add.at(expected[shard], ids[shard], gradient[shard])
-    near(dtoken, expected, 1e-5)
+    dtoken = np.full((vocab, width), np.nan, np.float32)
+    sizes = (shards, tokens, vocab, width)
+    grid, block = (vocab, -(-width // 256)), (32 * shards,)
+    unit("k_embed_bwd_token", grid, block, *places, *sizes, dy, *common, None, dtoken, 0)
+    near(dtoken, expected.sum(0), 1e-5)
+    assert not dtoken[vocab - 1].any()
+    others = normal(rng, shards, vocab, width)  # what the head has written
+    unit("k_embed_bwd_token", grid, block, *places, *sizes, dy, *common, others, dtoken, 1)
+    near(dtoken, (2 * expected + others).sum(0), 1e-5)
     dposition = np.zeros((context, width), np.float32)
     groups = -(-dposition.size // 2048)
     summed = gradient.reshape(shards * rows, context, width).sum(0)
@@ -303,16 +318,36 @@ def test_embedding(kernels, width: int) -> None:
         near(dposition, (1 + add) * summed, 1e-5)
 
 
+@pytest.mark.parametrize("shards", [1, 2, 4, 8, 64])
+def test_token_gradients_are_joined_by_the_tree(kernels, shards: int) -> None:
+    rng = np.random.default_rng(9)
+    tokens, width, vocab = 3, 8, 2
+    ids = np.zeros((shards, tokens), np.int32)
+    dy, unit = narrow(normal(rng, shards, tokens, width)), kernels("embed")
+    by_shard = np.zeros((shards, width), np.float32)
+    for t in range(tokens):
+        by_shard += wide(dy[:, t]).astype(np.float32)
+    dtoken = np.zeros((vocab, width), np.float32)
+    common = (ctypes.c_int64(0), NOTHING, values())
+    places, sizes = order_and_spans(unit, ids, vocab), (shards, tokens, vocab, width)
+    block = (32 * min(shards, 8),)
+    unit("k_embed_bwd_token", (vocab,), block, *places, *sizes, dy, *common, None, dtoken, 0)
+    assert np.array_equal(dtoken, [tree(by_shard), np.zeros(width)])
+
+
 def test_embedding_of_one_token_over_and_over(kernels) -> None:
-    """More places than a block lists at once."""
-    tokens, width = 2500, 8
+    """More tokens than are looked through at once."""
+    tokens, width, unit = 2500, 8, kernels("embed")
     dy = narrow(np.ones((1, tokens, width)))
-    dtoken = np.zeros((1, 3, width), np.float32)
+    dtoken = np.zeros((3, width), np.float32)
     ids = np.full((1, tokens), 1, np.int32)
     ids[0, 7] = 2
-    arguments = (ids, tokens, width, dy, ctypes.c_int64(0), NOTHING, values(), dtoken, ctypes.c_int64(3 * width))
-    kernels("embed")("k_embed_bwd_token", (tokens, 1), (64,), *arguments)
-    assert np.array_equal(dtoken[0, :, 0], [0, tokens - 1, 1])
+    order, spans = order_and_spans(unit, ids, 3)
+    assert order[0].tolist() == [t for t in range(tokens) if t != 7] + [7]
+    assert spans[0].tolist() == [[0, 0], [0, tokens - 1], [tokens - 1, 1]]
+    common = (ctypes.c_int64(0), NOTHING, values())
+    unit("k_embed_bwd_token", (3,), (32,), order, spans, 1, tokens, 3, width, dy, *common, None, dtoken, 0)
+    assert np.array_equal(dtoken[:, 0], [0, tokens - 1, 1])
 
 
 # --- loss -----------------------------------------------------------------------------------------------------------

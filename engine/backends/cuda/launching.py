@@ -19,8 +19,6 @@ class Launcher:
         self._current = self.stream
         self._forked, self._ended = card.driver.Event(), card.driver.Event()
         self._beside = False  # whether work is under way on the side stream that was not waited for
-        self._marks = (card.driver.Event(), card.driver.Event())  # what `follow` found queued beside, by turns
-        self._marked: int | None = None  # the mark that the next `follow` waits for
         self._modules: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}
         self._functions: dict[tuple[str, tuple[tuple[str, int], ...], str], Any] = {}
         self._shared: dict[tuple[str, tuple[tuple[str, int], ...], str], int] = {}
@@ -92,15 +90,7 @@ class Launcher:
         """Let the main stream wait for what was queued beside it."""
         if self._beside:
             self.stream.wait_for_event(self._ended)
-            self._beside, self._marked = False, None
-
-    def follow(self) -> None:
-        """Let the main stream wait for what had been queued beside it when `follow` was called last."""
-        if self._marked is not None:
-            self.stream.wait_for_event(self._marks[self._marked])
-        if self._beside:
-            self._marked = 1 - (self._marked or 0)
-            self._marks[self._marked].record(self._side)
+            self._beside = False
 
     def synchronise(self) -> None:
         self.stream.synchronize()

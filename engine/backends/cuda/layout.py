@@ -39,6 +39,7 @@ class CudaLayout:
     # Shards are taken together up to this many tokens: enough to fill a card, beyond it only memory grows.
     tokens_at_once = 8192
     most_shards = MOST_SHARDS
+    piece = ADAMW_PIECE
 
     def __init__(self, program: Program, train: TrainSpec, tier: str, fused: bool = True) -> None:
         """fused: whether neighbouring operations may share a kernel, which moves no bit."""
@@ -106,10 +107,10 @@ class CudaLayout:
     def pieces(self) -> list[tuple[int, int, int]]:
         """(parameter number, first, last element) of every block of the optimizer."""
         return [
-            (number, first, min(first + ADAMW_PIECE, size))
+            (number, first, min(first + self.piece, size))
             for number, parameter in enumerate(self.program.parameters)
             for size in [int(np.prod(parameter.shape))]
-            for first in range(0, size, ADAMW_PIECE)
+            for first in range(0, size, self.piece)
         ]
 
     def lasting(self, program: Program, elements: int) -> dict[str, BufferType]:

@@ -123,8 +123,6 @@ class Run:
             twin = self._backend.twin(step.operation)
             if twin.joins or step.again:
                 self.launch.join()
-            elif twin.follows:
-                self.launch.follow()
             self._phase = "again"
             for operation in step.again:
                 self._backend.twin(operation).forward(self, operation)

@@ -14,8 +14,6 @@ class Twin(Generic[Kind]):
 
     # Whether backward must find finished what an earlier operation's backward left running beside it.
     joins: ClassVar[bool] = False
-    # The same for all but what was left by the last operation before it that joins or follows.
-    follows: ClassVar[bool] = False
 
     def check(self, operation: Kind, card: Card) -> None:
         """Raise PlanRefused where this card cannot run the operation."""

@@ -21,8 +21,8 @@ class MixedLayout(CudaLayout):
     """More tokens at a time than `portable`, for products that fill a card; workspaces of the libraries."""
 
     tokens_at_once = USUAL_TOKENS
-    lingers = 3  # until the linear layer after the next one starts
     most_shards = MOST_SHARDS_AT_ONCE
+    piece = 1 << 12  # many enough for small models to keep every multiprocessor busy
 
     def __init__(self, program: Program, train: TrainSpec, tier: str) -> None:
         super().__init__(program, train, tier)
@@ -42,15 +42,18 @@ class MixedLayout(CudaLayout):
         # Products with the padded vocabulary read some rows past the end of the weights.
         spare = VOCABULARY_MULTIPLE * program.spec.d_model
         attentions = [o for o in program.operations if isinstance(o, FlashAttention)]
+        at_once = self.shards_at_once(self.train.shards)
+        tokens = self.train.batch // self.train.shards * program.spec.context
         shared = {}
         if program.spec.tied:
-            # The head writes it, the embedding adds to it at the other end of the backward half.
-            shape = (self.shards_at_once(self.train.shards), program.spec.vocab, program.spec.d_model)
-            shared = {"tied": BufferType(shape, "float32")}
+            # The head writes it, the embedding reads it at the other end of the backward half.
+            shared = {"tied": BufferType((at_once, program.spec.vocab, program.spec.d_model), "float32")}
         return (
             super().lasting(program, elements)
             | shared
             | {
+                "token_order": BufferType((at_once * tokens,), "int32"),
+                "token_spans": BufferType((at_once, program.spec.vocab, 2), "int32"),
                 "parts": BufferType((self.sum_places.elements,), "float32"),
                 "sum_table": BufferType((self.sum_places.rows * SUMMED.itemsize,), "uint8"),
                 "weights16": BufferType((elements + spare,), "uint16"),

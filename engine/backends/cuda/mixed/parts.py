@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-COLUMNS = 32  # that a block of k_combine takes
+COLUMNS = 128  # that a block of k_combine takes
 SUMMED = np.dtype(
     [("parts", "<i8"), ("out", "<i8"), ("blocks", "<i4"), ("stride", "<i4"), ("columns", "<i4"), ("unused", "<i4")]
 )

@@ -59,6 +59,11 @@ class MixedRun(Run):
         return self._backend.address("tied")
 
     @property
+    def token_places(self) -> tuple[int, int]:
+        """int32 [shards, tokens] and [shards, vocab, 2]: order and spans of k_embed_places."""
+        return self._backend.address("token_order"), self._backend.address("token_spans")
+
+    @property
     def zero(self) -> int:
         return self._seeds
 

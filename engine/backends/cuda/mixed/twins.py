@@ -22,12 +22,13 @@ from engine.spec import TrainSpec
 
 ROW_WARPS = THREADS // 32
 ROW_GROUP = 8
-NORM_BLOCKS = 512  # aimed at while the usual number of tokens is taken
+PLACE_THREADS = 64  # few, so that all multiprocessors take part
 LEAST_NORM_ROWS, MOST_NORM_ROWS = 16, 128
+NORM_PROCESSORS = 128  # that LayerNorm's backward pass fills once while the usual number of tokens is taken
 SUM_ROWS = 128  # as in linear_mixed.cu
 ACTIVATION_ROWS = 64  # as in activation_mixed.cu
-CLASSIFIER_THREADS = 512
-LONG_CLASSIFIER_THREADS = 1024
+CLASSIFIER_THREADS, CLASSIFIER_COLUMNS = 512, 32  # at most, and aimed at for each
+LONG_CLASSIFIER_THREADS, LONG_CLASSIFIER_COLUMNS = 1024, 8
 CLASSIFIER_SPARE = 2048  # bytes of shared memory that k_classifier has beside the row
 LEAST_ROOM = 128 << 20  # bytes that the attention's workspace may take in any case
 DROPOUT_TOKENS = 8192  # that share one seed of attention's dropout, at least one shard
@@ -51,10 +52,11 @@ def eights(elements: int) -> tuple[int]:
     return (ceiling(elements, 8 * THREADS),)
 
 
-def norm_rows(train: TrainSpec, context: int) -> int:
+def norm_rows(train: TrainSpec, context: int, width: int) -> int:
     """Rows that a block of LayerNorm's backward pass sums over: a function of the configuration alone."""
     tokens = min(train.batch * context, USUAL_TOKENS)
-    return min(max(tokens // NORM_BLOCKS, LEAST_NORM_ROWS), MOST_NORM_ROWS)
+    blocks = NORM_PROCESSORS * max(768 // norm_threads(width), 1)  # BACKWARD_BLOCKS on each
+    return min(max(ceiling(tokens, blocks), LEAST_NORM_ROWS), MOST_NORM_ROWS)
 
 
 def norm_threads(width: int) -> int:
@@ -124,25 +126,25 @@ class EmbedTwin(MixedTwin[Embed]):
         arguments = (ids, context, token, position, size, width, run.tensor(operation.outputs["y"]))
         mask = (run.first_row * context * width, *run.mask(operation.probability, operation.site), run.values)
         form = f"PiPPqiPq{MASK}P"
+        if run.training:
+            with run.launch.beside():  # the backward pass wants to know where each token stands
+                self._find_places(run, operation)
         run.launch(run.unit("embed"), "k_embed_fwd", form, eights(size), (THREADS,), *arguments, *mask)
 
-    def backward_work(self, operation: Embed, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
-        """Room for the token embedding's gradient by shard; a tied one stands where the head has written."""
-        return {} if self.tied else {"token": BufferType((shards, operation.vocab, operation.width), "float32")}
+    def _find_places(self, run: MixedRun, operation: Embed) -> None:
+        tokens, (order, spans) = run.shard_tokens, run.token_places
+        run.launch.fill(spans, 0, 8 * run.shards * operation.vocab)
+        values = (run.tensor(operation.inputs["ids"]), tokens, operation.vocab, order, spans)
+        grid = (ceiling(tokens, PLACE_THREADS), run.shards)
+        run.launch(run.unit("embed"), "k_embed_places", "PiiPP", grid, (PLACE_THREADS,), *values)
 
     def backward(self, run: Run, operation: Embed) -> None:
         run = mixed(run)
         width, tokens, context = operation.width, run.shard_tokens, run.sizes.context
         token, position = (run.parameter_gradient(operation.parameters[r]) for r in ("token", "position"))
-        size = operation.vocab * width
-        if self.tied:
-            by_shard = run.tied
-        else:
-            by_shard = run.work(operation, "token")
-            run.launch.fill(by_shard, 0, 4 * run.shards * size)
         dy = run.gradient(operation.outputs["y"])
         mask = (run.first_row * context * width, *run.mask(operation.probability, operation.site), run.values)
-        unit, ids = run.unit("embed"), run.tensor(operation.inputs["ids"])
+        unit = run.unit("embed")
         with run.launch.beside():
             run.launch(
                 unit,
@@ -153,16 +155,15 @@ class EmbedTwin(MixedTwin[Embed]):
                 *(run.shards, tokens, context, width, dy, *mask, position, int(run.adds)),
             )
             combine(run)  # the embedding comes last
-        threads = min(THREADS, 32 * ceiling(width, 256))
         run.launch(
             unit,
             "k_embed_bwd_token",
-            f"PiiPq{MASK}PPq",
-            (tokens, run.shards),
-            (threads,),
-            *(ids, tokens, width, dy, *mask, by_shard, size),
+            f"PPiiiiPq{MASK}PPPi",
+            (operation.vocab, ceiling(width, 256)),
+            (32 * min(run.shards, 8),),
+            *(*run.token_places, run.shards, tokens, operation.vocab, width, dy, *mask),
+            *(run.tied if self.tied else 0, token, int(run.adds)),
         )
-        join(run, by_shard, size, token)
 
 
 class NormTwin(MixedTwin[Any]):
@@ -226,10 +227,6 @@ class NormTwin(MixedTwin[Any]):
         )
 
 
-class PlainNormTwin(NormTwin):
-    joins = True  # its dx may be added to what a linear layer reads beside it
-
-
 class LinearTwin(MixedTwin[Linear]):
     """A product of its own.
 
@@ -237,7 +234,7 @@ class LinearTwin(MixedTwin[Linear]):
     gradient is summed here. tied: whether its weight is the token embedding.
     """
 
-    follows = True
+    joins = True
 
     def __init__(self, train: TrainSpec, padded: int, sums_bias: bool, tied: bool) -> None:
         self.train = train
@@ -291,7 +288,7 @@ class LinearTwin(MixedTwin[Linear]):
 
 
 class MlpTwin(MixedTwin[Mlp]):
-    follows = True
+    joins = True
 
     def __init__(self, train: TrainSpec) -> None:
         self.train = train
@@ -460,13 +457,15 @@ class ClassifierTwin(MixedTwin[Classifier]):
         scale = float(run.loss_scale) if run.training else 0.0
         shared = 2 * operation.padded
         fits = shared + CLASSIFIER_SPARE <= run.launch.card.shared_limit
-        name, most = ("k_classifier", CLASSIFIER_THREADS) if fits else ("k_classifier_long", LONG_CLASSIFIER_THREADS)
+        name, most, columns = "k_classifier", CLASSIFIER_THREADS, CLASSIFIER_COLUMNS
+        if not fits:
+            name, most, columns = "k_classifier_long", LONG_CLASSIFIER_THREADS, LONG_CLASSIFIER_COLUMNS
         run.launch(
             run.unit("loss"),
             name,
             "PPiiPfP",
             (run.tokens,),
-            (min(most, 32 * ceiling(operation.padded, 256)),),
+            (min(most, 32 * ceiling(operation.padded, 32 * columns)),),
             *(run.tensor(operation.inputs["logits"]), run.tensor(operation.inputs["targets"])),
             *(operation.vocab, operation.padded, run.tensor(operation.outputs["losses"]), scale, run.values),
             shared=shared if fits else 0,
@@ -498,8 +497,7 @@ def _twin(
     if isinstance(operation, Embed):
         return EmbedTwin(program.spec.tied)
     if isinstance(operation, LayerNorm | ResidualNorm):
-        kind = NormTwin if isinstance(operation, ResidualNorm) else PlainNormTwin
-        return kind(norm_rows(train, program.spec.context))
+        return NormTwin(norm_rows(train, program.spec.context, operation.width))
     if isinstance(operation, Linear):
         width = program.tensors[operation.outputs["y"]].shape[-1]
         if not isinstance(width, int):
