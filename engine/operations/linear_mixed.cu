@@ -30,11 +30,11 @@ struct Summed {
 
 #define MOST_SHARDS_AT_ONCE 64
 #define BLOCK_SHARDS 4
-#define PARTS 8
+#define PARTS 4
 
 // A block takes a row of the table: out (+)= parts summed over blocks, then joined by the tree over shards (a power of
 // two). Of 32 x PARTS x BLOCK_SHARDS threads each adds four columns of every PARTS-th block of a shard.
-extern "C" __global__ void __launch_bounds__(32 * PARTS * BLOCK_SHARDS)
+extern "C" __global__ void __launch_bounds__(32 * PARTS * BLOCK_SHARDS, 2)
 k_combine(const float *parts, const Summed *table, int shards, float *out, int add) {
     __shared__ float4 sums[BLOCK_SHARDS][PARTS][32];
     __shared__ float4 totals[MOST_SHARDS_AT_ONCE][32];

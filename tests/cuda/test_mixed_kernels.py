@@ -211,7 +211,7 @@ def test_parts_of_several_operations_are_combined_at_once(kernels, shards: int, 
     out = normal(rng, 352)
     before = out.copy()
     grid = (places.rows,)
-    kernels("linear")("k_combine", grid, (32, 8, 4), buffer, table, shards, out, add)
+    kernels("linear")("k_combine", grid, (32, 4, 4), buffer, table, shards, out, add)
     expected = before.astype(np.float64)
     for name, part in parts.items():
         start = places.places[name]
@@ -233,11 +233,11 @@ def test_shards_are_joined_by_the_tree(kernels) -> None:
     buffer = normal(rng, 8, 8)
     out = np.zeros(8, np.float32)
     unit = kernels("linear")
-    unit("k_combine", (1,), (32, 8, 4), buffer, places.table({"g": 0}), 8, out, 0)
+    unit("k_combine", (1,), (32, 4, 4), buffer, places.table({"g": 0}), 8, out, 0)
     assert np.array_equal(out, tree(buffer))
     halves = np.zeros(8, np.float32)
     for half in (0, 1):
-        unit("k_combine", (1,), (32, 8, 4), buffer[4 * half :], places.table({"g": 0}), 4, halves, half)
+        unit("k_combine", (1,), (32, 4, 4), buffer[4 * half :], places.table({"g": 0}), 4, halves, half)
     assert np.array_equal(halves, out)
 
 

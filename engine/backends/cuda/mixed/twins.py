@@ -69,7 +69,7 @@ def combine(run: MixedRun) -> None:
     """Gradients of parameters that are sums over tokens, from what all operations have left."""
     if run.sum_places.rows:
         values = (run.all_parts, run.sum_table, run.shards, run.gradients, int(run.adds))
-        run.launch(run.unit("linear"), "k_combine", "PPiPi", (run.sum_places.rows,), (32, 8, 4), *values)
+        run.launch(run.unit("linear"), "k_combine", "PPiPi", (run.sum_places.rows,), (32, 4, 4), *values)
 
 
 def weight_products(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, out: int) -> None:
