@@ -1,6 +1,7 @@
 """Compiles a unit of kernels for the CPU, with tests/cuda/emulator.h in the place of CUDA, and launches them."""
 
 import ctypes
+import platform
 import re
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ from engine.backends.cuda.sources import headers, source
 
 HERE = Path(__file__).resolve().parent
 COMPILER = shutil.which("g++")
+CONTRACTING = ["-ffp-contract=fast", "-fexpensive-optimizations"]
+CONTRACTING += ["-mfma"] if platform.machine() == "x86_64" else []
 # PTX instructions, by what they compute.
 INSTRUCTIONS = {
     r'asm\("cvt\.f32\.f16 .*?\);': "x = float_of_half(h);",
@@ -31,9 +34,12 @@ class Mask(ctypes.Structure):
 
 
 class Emulated:
-    """The kernels of one unit. Arguments of a launch: arrays (their address), None (null), ctypes values."""
+    """The kernels of one unit. Arguments of a launch: arrays (their address), None (null), ctypes values.
 
-    def __init__(self, unit: str, macros: Mapping[str, int], folder: Path) -> None:
+    contracted: whether a product and a sum are rounded once, as the card's compiler is free to do in the tier prod.
+    """
+
+    def __init__(self, unit: str, macros: Mapping[str, int], folder: Path, contracted: bool = False) -> None:
         texts = {**headers(), f"{unit}.cu": source(unit)}
         for name, text in texts.items():
             for pattern, meaning in INSTRUCTIONS.items():
@@ -53,7 +59,8 @@ class Emulated:
         (folder / "emulator.h").write_text((HERE / "emulator.h").read_text(encoding="utf-8"), encoding="utf-8")
         library = folder / "all.so"
         flags = [f"-D{name}={value}" for name, value in macros.items()]
-        options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC"]
+        options = ["-std=c++20", "-O1", "-fno-strict-aliasing", "-w", "-shared", "-fPIC"]
+        options += CONTRACTING if contracted else ["-ffp-contract=off"]
         options.append("-U_FORTIFY_SOURCE")  # which takes a switch of coroutines for a broken stack
         subprocess.run(
             [str(COMPILER), *options, *flags, "-o", str(library), str(folder / "all.cpp")], check=True, cwd=folder
