@@ -3,7 +3,7 @@
 // An operand is kept as two int8 planes, hi and lo, both contiguous along the depth, plus one exponent for each row:
 // int32 sums of hi*hi' and of hi*lo' + lo*hi' give P/256 = 256*sum(hi*hi') + sum(hi*lo' + lo*hi') exactly.
 #pragma once
-#include "common.cuh"
+#include "shared.cuh"
 #include "sums.cuh"
 
 #define ZERO_ROW 1000 // exponent of an all-zero row where exponents are compared: above any real one
@@ -100,8 +100,6 @@ __device__ __forceinline__ void mma_pair(int (&high)[4], int (&middle)[4], const
     mma(middle, a_hi, b_lo);
     mma(middle, a_lo, b_hi);
 }
-
-__device__ __forceinline__ uint32 shared_address(const void *p) { return (uint32)__cvta_generic_to_shared(p); }
 
 // Four 8 x 16-byte matrices; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(uint32 (&r)[4], uint32 address) {

@@ -5,6 +5,7 @@
 #pragma once
 #include "epilogue.cuh"
 #include "fixed_point.cuh"
+#include "asynchronous.cuh"
 
 #define HOPPER_ROWS 128
 #define HOPPER_COLUMNS 128
@@ -13,35 +14,9 @@
 #define HOPPER_PLANE (128 * HOPPER_STEP)
 #define HOPPER_STAGE (4 * HOPPER_PLANE)
 
-struct __align__(64) TensorMap {
-    uint64 words[16];
-};
-
-__device__ __forceinline__ void barrier_init(uint32 barrier, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
-}
-
-__device__ __forceinline__ void barrier_expect(uint32 barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(uint32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(uint32 barrier, uint32 parity) {
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n"
-                 "}" ::"r"(barrier), "r"(parity) : "memory");
-}
-
 // Both planes of 128 rows, HOPPER_STEP bytes deep, to shared memory; rows outside the matrix become zeros.
 __device__ __forceinline__ void copy_tile(uint32 to, const TensorMap *map, int depth, int row, int shard, uint32 barrier) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
-                     "r"(to), "l"(map), "r"(depth), "r"(row), "r"(0), "r"(shard), "r"(barrier) : "memory");
+    copy_box(to, map, depth, row, 0, shard, barrier);
 }
 
 // Descriptor of rows of 128 bytes in shared memory, swizzled over 128 bytes, 1024 bytes from 8 rows to the next 8.
@@ -338,7 +313,7 @@ __device__ __forceinline__ void hopper_product(const TensorMap *a_map, const Ten
                 uint32 at = memory + stage * HOPPER_STAGE;
                 uint64 a_high = matrix_descriptor(at + rows_at), a_low = matrix_descriptor(at + HOPPER_PLANE + rows_at);
                 uint64 b_high = matrix_descriptor(at + 2 * HOPPER_PLANE), b_low = matrix_descriptor(at + 3 * HOPPER_PLANE);
-                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                products_begin();
 #pragma unroll
                 for (int k = 0; k < HOPPER_STEP / 32; k++) {
                     int add = step + k > 0;
@@ -346,15 +321,15 @@ __device__ __forceinline__ void hopper_product(const TensorMap *a_map, const Ten
                     warpgroup_mma(middle, a_high + 2 * k, b_low + 2 * k, add);
                     warpgroup_mma(middle, a_low + 2 * k, b_high + 2 * k, 1);
                 }
-                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                products_commit();
                 if (step > 0) {
-                    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                    products_wait<1>();
                     if (lane == 0) barrier_arrive(empty + 8 * before);
                 }
                 before = stage;
                 if (++stage == HOPPER_STAGES) stage = 0, parity ^= 1;
             }
-            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            products_wait<0>();
             if (lane == 0) barrier_arrive(empty + 8 * before);
             write_tile<RESIDUAL>(p, sides[group - 1], parts[threadIdx.x / WARP - 4], numbers, group, warp_row, n0, shard, high, middle);
         }

@@ -19,9 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from engine.backends.cuda.layout import VALUES
 from engine.backends.cuda.mixed.flash import Heads, Places
+from engine.backends.cuda.mixed.hopper_attention import numbers_bytes
 from engine.backends.cuda.mixed.products import E4M3, SIZES, Matrix, Products, Shape
 from engine.backends.cuda.sources import Unit
+from tests.cuda.attention_reference import attention, kept_pairs
 from tests.cuda.emulation import Emulated
 
 Array = npt.NDArray[Any]
@@ -260,66 +263,80 @@ class FakeProducts(Products):
 
 
 class FakeFlash:
-    """Attention in float64, row by row of the batch."""
+    """Attention in float64, row by row of the batch, in cuDNN's place."""
 
-    version = 91900
+    name = "cuDNN 91900"
 
     def __init__(self, stream: int, precision: str) -> None:
         self.dtype = "float16" if precision == "fp16" else "bfloat16"
 
-    def _parts(self, heads: Heads, rows: int, places: Places) -> Iterator[tuple[int, list[Array], Array]]:
+    def _backward_work(self, heads: Heads, rows: int) -> int:
+        return heads.backward_workspace(rows)
+
+    def _kept(self, heads: Heads, rows: int, places: Places) -> Iterator[Array | float]:
+        """For each row what weights [heads, T, T] are multiplied by: numbers drawn by the place in a call."""
+        rng = np.random.default_rng(int(memory(places.seed, np.int64, 1)[0]))
+        for _ in range(rows):
+            yield (rng.random((heads.heads, heads.context, heads.context)) >= heads.dropout) / (1 - heads.dropout)
+
+    def _parts(self, heads: Heads, rows: int, places: Places) -> Iterator[tuple[int, list[Array], Array | float]]:
         t, d = heads.context, heads.d_model
-        seed = int(memory(places.seed, np.int64, 1)[0]) if heads.dropout else 0
-        rng = np.random.default_rng(seed)
+        kept = self._kept(heads, rows, places) if heads.dropout else iter([1.0] * rows)
         for row in range(rows):
             qkv = wide(memory(places.qkv + 6 * t * d * row, np.uint16, 3 * t * d), self.dtype)
             parts = np.split(qkv.reshape(t, 3 * d), 3, 1)
-            split = [x.reshape(t, heads.heads, heads.width).swapaxes(0, 1) for x in parts]
-            keep = np.ones((heads.heads, t, t))
-            if heads.dropout:
-                keep = (rng.random(keep.shape) >= heads.dropout) / (1 - heads.dropout)
-            yield row, split, keep
-
-    def _weights(self, heads: Heads, q: Array, k: Array) -> tuple[Array, Array]:
-        scores = q @ k.swapaxes(1, 2) / sqrt(heads.width)
-        scores = np.where(np.tri(heads.context, dtype=bool), scores, -np.inf)
-        top = scores.max(-1, keepdims=True)
-        e = np.exp(scores - top)
-        total = e.sum(-1, keepdims=True)
-        return e / total, (np.log(total) + top)[..., 0]
+            yield row, [x.reshape(t, heads.heads, heads.width).swapaxes(0, 1) for x in parts], next(kept)
 
     @np.errstate(all="ignore")  # an overflow is what some tests want, and the card does not warn of it
     def forward(self, heads: Heads, rows: int, places: Places) -> None:
         t, d, h = heads.context, heads.d_model, heads.heads
-        memory(places.workspace, np.uint8, 64)[:] = 0xA5
-        for row, (q, k, v), keep in self._parts(heads, rows, places):
-            w, stats = self._weights(heads, q, k)
-            y = ((w * keep) @ v).swapaxes(0, 1).reshape(t, d)
-            memory(places.y + 2 * t * d * row, np.uint16, t * d)[:] = narrow(y, self.dtype).reshape(-1)
+        for row, (q, k, v), kept in self._parts(heads, rows, places):
+            y, stats, *_ = attention(q, k, v, v, kept)
+            narrowed = narrow(y.swapaxes(0, 1), self.dtype)
+            memory(places.y + 2 * t * d * row, np.uint16, t * d)[:] = narrowed.reshape(-1)
             memory(places.stats + 4 * h * t * row, np.float32, h * t)[:] = stats.reshape(-1)
 
     @np.errstate(all="ignore")
     def backward(self, heads: Heads, rows: int, places: Places) -> None:
         t, d = heads.context, heads.d_model
-        memory(places.workspace, np.uint8, heads.backward_workspace(rows))[:] = 0xA5
-        for row, (q, k, v), keep in self._parts(heads, rows, places):
-            w, _ = self._weights(heads, q, k)
+        memory(places.workspace, np.uint8, self._backward_work(heads, rows))[:] = 0xA5
+        for row, (q, k, v), kept in self._parts(heads, rows, places):
             dy = wide(memory(places.dy + 2 * t * d * row, np.uint16, t * d), self.dtype)
-            dy = dy.reshape(t, heads.heads, heads.width).swapaxes(0, 1)
-            dv = (w * keep).swapaxes(1, 2) @ dy
-            dw = (dy @ v.swapaxes(1, 2)) * keep
-            ds = w * (dw - (dw * w).sum(-1, keepdims=True)) / sqrt(heads.width)
-            parts = (ds @ k, ds.swapaxes(1, 2) @ q, dv)
-            dqkv = np.concatenate([x.swapaxes(0, 1).reshape(t, d) for x in parts], 1)
+            *_, dq, dk, dv = attention(q, k, v, dy.reshape(t, heads.heads, heads.width).swapaxes(0, 1), kept)
+            dqkv = np.concatenate([x.swapaxes(0, 1).reshape(t, d) for x in (dq, dk, dv)], 1)
             memory(places.dqkv + 6 * t * d * row, np.uint16, 3 * t * d)[:] = narrow(dqkv, self.dtype).reshape(-1)
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> None:
+class FakeHopperAttention(FakeFlash):
+    """The same in the place of our own kernels."""
+
+    name = "own kernels"
+
+    def __init__(self, launch: Launcher, dtype: str) -> None:
+        self.dtype = dtype
+
+    def _backward_work(self, heads: Heads, rows: int) -> int:
+        return numbers_bytes(heads, rows)
+
+    def _kept(self, heads: Heads, rows: int, places: Places) -> Iterator[Array | float]:
+        site, threshold, factor = places.mask
+        (values,) = memory(places.values, VALUES, 1)
+        key = (int(values["key"][0]), int(values["key"][1]))
+        for row in range(places.first_row, places.first_row + rows):
+            numbers = range(row * heads.heads, (row + 1) * heads.heads)
+            yield factor * np.stack(
+                [kept_pairs(key, int(values["step"]), site, threshold, n, heads.context) for n in numbers]
+            )
+
+
+def install(monkeypatch: pytest.MonkeyPatch, capability: int = 90) -> None:
     """Let device cuda be this card."""
     backends = "engine.backends.cuda"
+    monkeypatch.setattr(Card, "capability", capability)
     monkeypatch.setattr(f"{backends}.card.Card", Card)  # for those that import it when they need it
     monkeypatch.setattr(f"{backends}.opening.Card", Card)
     monkeypatch.setattr(f"{backends}.backend.Launcher", Launcher)
     monkeypatch.setattr(f"{backends}.backend.Graph", Graph)
     monkeypatch.setattr(f"{backends}.mixed.backend.Products", FakeProducts)
     monkeypatch.setattr(f"{backends}.mixed.backend.Flash", FakeFlash)
+    monkeypatch.setattr(f"{backends}.mixed.backend.HopperAttention", FakeHopperAttention)

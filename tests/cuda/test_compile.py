@@ -3,6 +3,7 @@
 import pytest
 
 from engine.backends.cuda import compiler
+from engine.backends.cuda.mixed.hopper_attention import SHAPES, kernels_unit
 from engine.backends.cuda.sources import UNITS, Unit, constants, headers, source
 
 MACROS: dict[str, list[dict[str, int]]] = {
@@ -38,7 +39,18 @@ MIXED = [
 @pytest.mark.parametrize(("unit", "bf16", "capability"), MIXED)
 def test_units_of_the_tier_prod_compile(unit: str, bf16: int, capability: int) -> None:
     macros = {"HALF_BF16": bf16} | ({"WIDTH": 768} if unit == "layernorm_mixed" else {})
+    if unit == "attention_hopper_mixed":
+        macros = dict(kernels_unit("bfloat16" if bf16 else "float16", 64, dropout=False).macros)
     assert compiler.compile_unit(Unit(unit, macros), capability).startswith(b"\x7fELF")
+
+
+@needs_compiler
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("wide", sorted(SHAPES))
+def test_attention_of_the_tier_prod_compiles(wide: int, dropout: bool) -> None:
+    unit = kernels_unit("bfloat16", wide, dropout)
+    code = compiler.compile_unit(unit, compiler.HOPPER)
+    assert all(name in code for name in (b"k_attention_forward", b"k_attention_queries", b"k_attention_keys"))
 
 
 @needs_compiler

@@ -5,6 +5,7 @@ from engine.backends.cuda.card import Card
 from engine.backends.cuda.errors import DeviceUnavailable
 from engine.backends.cuda.layout import CudaLayout
 from engine.backends.cuda.mixed.backend import MixedBackend
+from engine.backends.cuda.mixed.hopper_attention import serves
 from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.backends.cuda.mixed.program import mixed_program
 from engine.errors import SpecError
@@ -18,8 +19,12 @@ OLDEST_EIGHT_BIT_CAPABILITY = 89  # E4M3
 LONGEST_CONTEXT = 65536  # int32 sums over the keys of a row hold up to here
 
 
-def cuda_plan(program: Program, train: TrainSpec, tier: Tier, fused: bool = True) -> tuple[Program, Plan, CudaLayout]:
-    """The program and plan that the card executes; needs no card. `fused` is CudaLayout's.
+def cuda_plan(
+    program: Program, train: TrainSpec, tier: Tier, fused: bool = True, capability: int = 0
+) -> tuple[Program, Plan, CudaLayout]:
+    """The program and plan that a card executes; needs no card. `fused` is CudaLayout's.
+
+    capability: the card's; where it is 0, not known, the plan is for a card that needs the most memory.
 
     Attention weights are always computed again, never stored: on a card that is faster than reading them back.
     """
@@ -29,7 +34,7 @@ def cuda_plan(program: Program, train: TrainSpec, tier: Tier, fused: bool = True
     recompute = sum(1 for step in program.backward if step.again)
     if train.precision is not None:
         program = mixed_program(program, train.precision, recompute)
-        layout: CudaLayout = MixedLayout(program, train, tier)
+        layout: CudaLayout = MixedLayout(program, train, tier, serves(capability))
         return program, make_plan(program, train, tier, layout.threads, layout), layout
     if spec.attention == "stored":
         program = build_program(spec.model_copy(update={"attention": "tiled"}), recompute)
@@ -50,10 +55,11 @@ def too_old(train: TrainSpec, card: str, capability: int) -> str | None:
 def open_cuda_backend(program: Program, train: TrainSpec, tier: Tier) -> tuple[Plan, CudaBackend]:
     """Raises DeviceUnavailable, PlanRefused or SpecError before anything is allocated."""
     check_float_environment()
-    program, plan, layout = cuda_plan(program, train, tier)
+    cuda_plan(program, train, tier)  # what is wrong with the configuration is said first
     card = Card()
     if problem := too_old(train, card.name, card.capability):
         raise DeviceUnavailable(problem)
+    program, plan, layout = cuda_plan(program, train, tier, capability=card.capability)
     plan.check_fits(card.free_memory(), card.name)
     if isinstance(layout, MixedLayout) and train.precision is not None:
         return plan, MixedBackend(program, plan, train, layout, card, train.precision)

@@ -7,14 +7,13 @@ from engine.backends.cuda.compiler import HOPPER
 from engine.backends.cuda.quantising import Operand
 from engine.backends.cuda.run import MASK, NO_MASK, MaskArguments, Run, ceiling
 from engine.backends.cuda.sources import Unit
-from engine.backends.cuda.tensor_maps import tensor_map
+from engine.backends.cuda.tensor_maps import BEFORE_MAPS, tensor_map
 
 STAGE_DEPTH = 64  # of the kernels that run on every architecture
 INT32_DEPTH = 65536  # up to this depth sums of products fit in int32
 EPILOGUE = f"PPPq{MASK}i"  # struct Epilogue of epilogue.cuh
 PRODUCT = f"PPPPPqqqiiii{EPILOGUE}"
-# Parameters start at 0x210 of their bank on this architecture, and tensor maps must lie at a multiple of 64.
-HOPPER_PRODUCT = f"48x128s128sPPPqiiii{EPILOGUE}"
+HOPPER_PRODUCT = f"{BEFORE_MAPS}128s128sPPPqiiii{EPILOGUE}"
 HOPPER_SHARED = 3 * 65536 + 1024
 
 

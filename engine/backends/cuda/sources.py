@@ -14,6 +14,7 @@ UNITS = {
     "activation": "operations/activation.cu",
     "activation_mixed": "operations/activation_mixed.cu",
     "attention": "operations/attention.cu",
+    "attention_hopper_mixed": "operations/attention_hopper_mixed.cu",
     "attention_mixed": "operations/attention_mixed.cu",
     "dropout": "operations/dropout.cu",
     "elementary": "numerics/elementary.cu",

@@ -11,6 +11,7 @@ from engine.backends.base import CHOICES, SCALE, STREAK, StepOutcome
 from engine.backends.cuda.backend import CONSTANTS, STATE, CudaBackend
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.mixed.flash import Flash
+from engine.backends.cuda.mixed.hopper_attention import HopperAttention, serves
 from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.backends.cuda.mixed.products import WORKSPACE, Products
 from engine.backends.cuda.mixed.run import MixedRun
@@ -44,7 +45,11 @@ class MixedBackend(CudaBackend):
         main, side = self.launcher.streams
         workspaces = self.address("products")
         self.products = Products(card.name, {main: workspaces, side: workspaces + WORKSPACE})
-        self.flash = Flash(main, precision)
+        self.attention: Flash | HopperAttention
+        if serves(card.capability):
+            self.attention = HopperAttention(self.launcher, HALF_DTYPES[precision])
+        else:
+            self.attention = Flash(main, precision)
         self._choices: dict[str, str] = {}  # of the products of a training step
         self._unit = Unit("optimizer_mixed", {"HALF_BF16": int(HALF_DTYPES[precision] == "bfloat16")})
 
@@ -171,7 +176,7 @@ class MixedBackend(CudaBackend):
 
     def _place(self) -> dict[str, Any]:
         """What the bits of this tier depend on."""
-        return {"card": self.card.name, "cublasLt": self.products.version, "cudnn": self.flash.version}
+        return {"card": self.card.name, "cublasLt": self.products.version, "attention": self.attention.name}
 
     def load_extra_state(self, state: Mapping[str, Array], *, elsewhere: bool) -> None:
         """Go on with what a bundle says; without anything, start anew. Raises StateMismatch where it was made with
@@ -192,7 +197,7 @@ def read_choices(array: Array) -> dict[str, Any]:
     """The content of CHOICES; raises StateMismatch if it is not what extra_state writes."""
     try:
         found = json.loads(array.tobytes().decode())
-        if set(found) == {"card", "cublasLt", "cudnn", "products"} and isinstance(found["products"], dict):
+        if set(found) == {"card", "cublasLt", "attention", "products"} and isinstance(found["products"], dict):
             return dict(found)
     except ValueError:
         pass
@@ -200,7 +205,7 @@ def read_choices(array: Array) -> dict[str, Any]:
 
 
 def describe(place: Mapping[str, Any]) -> str:
-    return f"{place['card']}, cuBLASLt {place['cublasLt']}, cuDNN {place['cudnn']}"
+    return f"{place['card']}, cuBLASLt {place['cublasLt']}, attention by {place['attention']}"
 
 
 def widened(narrow: npt.NDArray[np.uint16], precision: Precision) -> npt.NDArray[np.float32]:

@@ -10,6 +10,7 @@ from math import sqrt
 from typing import Any
 
 from engine.backends.cuda.errors import DeviceLost, DeviceUnavailable
+from engine.backends.cuda.run import NO_MASK, MaskArguments
 from engine.spec import Precision
 
 PACKAGE = "nvidia-cudnn-frontend"
@@ -45,7 +46,10 @@ class Heads:
 
 @dataclass(frozen=True)
 class Places:
-    """Addresses of one call: packed qkv, result, statistics, workspace, gradients, dropout's seed and a zero."""
+    """Addresses of one call: packed qkv, result, statistics, workspace, gradients, dropout's seed and a zero.
+
+    Of our own kernels' dropout: the step's values, the row of the batch that comes first, and the mask.
+    """
 
     qkv: int
     y: int
@@ -55,6 +59,9 @@ class Places:
     dqkv: int = 0
     seed: int = 0
     zero: int = 0
+    values: int = 0
+    first_row: int = 0
+    mask: MaskArguments = NO_MASK
 
 
 class Flash:
@@ -71,6 +78,7 @@ class Flash:
         self._cudnn = cudnn
         self._type = cudnn.data_type.HALF if precision == "fp16" else cudnn.data_type.BFLOAT16
         self.version = int(cudnn.backend_version())
+        self.name = f"cuDNN {self.version}"
         self._handle = cudnn.create_handle()
         cudnn.set_stream(handle=self._handle, stream=stream)
         self.workspaces: dict[tuple[Heads, int, bool], tuple[int, int]] = {}  # bytes needed, and planned

@@ -18,7 +18,10 @@ MOST_SHARDS_AT_ONCE = 64  # as k_join_gradients has room for
 
 
 class MixedLayout(CudaLayout):
-    """More tokens at a time than `portable`, for products that fill a card; workspaces of the libraries."""
+    """More tokens at a time than `portable`, for products that fill a card; workspaces of the libraries.
+
+    own_attention: whether our own kernels compute attention, which need less than cuDNN.
+    """
 
     tokens_at_once = USUAL_TOKENS
     most_shards = MOST_SHARDS_AT_ONCE
@@ -33,8 +36,12 @@ class MixedLayout(CudaLayout):
         parts = {name: part for name, part in found.items() if part is not None}
         self.sum_places = SumPlaces(parts, self.shards_at_once(train.shards))
 
+    def __init__(self, program: Program, train: TrainSpec, tier: str, own_attention: bool) -> None:
+        self._own_attention = own_attention
+        super().__init__(program, train, tier)
+
     def twins_of(self, program: Program) -> dict[str, Twin[Any]]:
-        return mixed_twins(program, self.train)
+        return mixed_twins(program, self.train, self._own_attention)
 
     def token_gradients(self) -> dict[str, BufferType]:
         return {}

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from engine.backends.cuda.mixed.flash import Flash
+from engine.backends.cuda.mixed.hopper_attention import HopperAttention
 from engine.backends.cuda.mixed.parts import SumPlaces
 from engine.backends.cuda.mixed.products import Matrix, Products
 from engine.backends.cuda.run import Run
@@ -22,7 +23,7 @@ class MixedRun(Run):
     def __init__(self, backend: "MixedBackend", sizes: Sizes, shards: int) -> None:
         super().__init__(backend, sizes, shards)
         self.products: Products = backend.products
-        self.flash: Flash = backend.flash
+        self.attention: Flash | HopperAttention = backend.attention
         self.half = HALF_DTYPES[backend.precision]
         self.usual_shards = backend.layout.shards_within(backend.train.shards, USUAL_TOKENS)
         self.all_shards = backend.train.shards

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from engine.backends.cuda.mixed.eight import EightBitProduct
 from engine.backends.cuda.mixed.flash import SPARE, Heads, Places
+from engine.backends.cuda.mixed.hopper_attention import decision_mask, numbers_bytes
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
 from engine.backends.cuda.mixed.parts import Parts
 from engine.backends.cuda.mixed.run import USUAL_TOKENS, MixedRun
@@ -410,15 +411,17 @@ class MlpTwin(MixedTwin[Mlp]):
 
 
 class AttentionTwin(Twin[FlashAttention]):
-    """number: which attention of the program this is, for its seeds. padded: columns of the logits.
+    """number: which attention of the program this is, for its seeds. padded: columns of the logits. own: whether our
+    own kernels serve, not cuDNN.
 
-    The workspace of the backward pass may stand where the logits were: as long as it is no larger it costs nothing.
+    cuDNN's workspace of the backward pass may stand where the logits were: as long as it is no larger it costs nothing.
     """
 
-    def __init__(self, number: int, train: TrainSpec, padded: int) -> None:
+    def __init__(self, number: int, train: TrainSpec, padded: int, own: bool) -> None:
         self.number = number
         self.train = train
         self.padded = padded
+        self.own = own
 
     def _dropout_rows(self, context: int) -> int:
         """Rows that one seed of dropout serves: whole shards, however many of them are taken at once."""
@@ -428,14 +431,18 @@ class AttentionTwin(Twin[FlashAttention]):
         return shards * shard_rows
 
     def forward_work(self, operation: FlashAttention, sizes: Sizes, tier: str) -> dict[str, BufferType]:
-        return {"workspace": BufferType((SPARE,), "uint8")}
+        return {"workspace": BufferType((0 if self.own else SPARE,), "uint8")}
 
     def backward_work(self, operation: FlashAttention, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         heads = Heads(operation.heads, operation.width, sizes.context, operation.probability)
-        return {"workspace": BufferType((heads.backward_workspace(self._rows(heads, sizes.batch)),), "uint8")}
+        rows = self._rows(heads, sizes.batch)
+        size = numbers_bytes(heads, rows) if self.own else heads.backward_workspace(rows)
+        return {"workspace": BufferType((size,), "uint8")}
 
     def _rows(self, heads: Heads, batch: int) -> int:
         """Rows of one call."""
+        if self.own:
+            return batch
         if heads.dropout:
             return min(batch, self._dropout_rows(heads.context))
         return heads.rows_at_once(batch, max(LEAST_ROOM, 2 * self.padded * heads.context * batch))
@@ -453,7 +460,8 @@ class AttentionTwin(Twin[FlashAttention]):
         line = 2 * heads.context * heads.d_model * rows  # bytes of y in a part
         parts = []
         for part in range(run.sizes.batch // rows):
-            seed = run.seeds(self.number) + 8 * ((run.first_row + part * rows) // run.shard_rows)
+            first_row = run.first_row + part * rows
+            seed = run.seeds(self.number) + 8 * (first_row // run.shard_rows)
             parts.append(
                 Places(
                     qkv + 3 * line * part,
@@ -464,6 +472,9 @@ class AttentionTwin(Twin[FlashAttention]):
                     dqkv + 3 * line * part,
                     seed,
                     run.zero,
+                    run.values,
+                    first_row,
+                    decision_mask(heads.dropout, operation.site),
                 )
             )
         return rows, parts
@@ -471,14 +482,14 @@ class AttentionTwin(Twin[FlashAttention]):
     def forward(self, run: Run, operation: FlashAttention) -> None:
         run = mixed(run)
         heads = self._heads(run, operation)
-        if heads.dropout and run.first_row == 0 and run.phase == "forward":
+        if heads.dropout and not self.own and run.first_row == 0 and run.phase == "forward":
             shards, seeds = run.all_shards, run.seeds(self.number)
             values = (operation.site, shards, run.values, seeds)
             grid = (ceiling(shards, THREADS),)
             run.launch(run.unit("attention"), "k_attention_seeds", "IiPP", grid, (THREADS,), *values)
         rows, parts = self._parts(run, operation, heads, 0, 0)
         for places in parts:
-            run.flash.forward(heads, rows, places)
+            run.attention.forward(heads, rows, places)
 
     def backward(self, run: Run, operation: FlashAttention) -> None:
         run = mixed(run)
@@ -486,7 +497,7 @@ class AttentionTwin(Twin[FlashAttention]):
         dy, dqkv = run.gradient(operation.outputs["y"]), run.gradient(operation.inputs["qkv"])
         rows, parts = self._parts(run, operation, heads, dy, dqkv)
         for places in parts:
-            run.flash.backward(heads, rows, places)
+            run.attention.backward(heads, rows, places)
 
 
 class ClassifierTwin(MixedTwin[Classifier]):
@@ -513,15 +524,15 @@ class ClassifierTwin(MixedTwin[Classifier]):
         """Done on the way forward."""
 
 
-def mixed_twins(program: Program, train: TrainSpec) -> dict[str, Twin[Any]]:
-    """The `prod` half of each operation of a mixed program, by name."""
+def mixed_twins(program: Program, train: TrainSpec, own_attention: bool) -> dict[str, Twin[Any]]:
+    """The `prod` half of each operation of a mixed program, by name. own_attention: as AttentionTwin's `own`."""
     summed_elsewhere = {o.branch_bias for o in program.operations if isinstance(o, ResidualNorm)}
     twins: dict[str, Twin[Any]] = {}
     attentions = 0
     (padded,) = (o.padded for o in program.operations if isinstance(o, Classifier))
     for operation in program.operations:
         twins[operation.name] = (
-            AttentionTwin(attentions, train, padded)
+            AttentionTwin(attentions, train, padded, own_attention)
             if isinstance(operation, FlashAttention)
             else _twin(program, train, operation, summed_elsewhere)
         )

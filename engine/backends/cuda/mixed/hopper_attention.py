@@ -1,0 +1,134 @@
+"""Attention by our own kernels on compute capability 9.0 (attention_hopper_mixed.cu): all rows of a call at once.
+
+Dropout is a function of the place in the batch, 16 bits for each pair of a query and a key.
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from engine.backends.cuda.compiler import HOPPER
+from engine.backends.cuda.launching import Launcher
+from engine.backends.cuda.mixed.flash import Heads, Places
+from engine.backends.cuda.run import MASK, MaskArguments, ceiling, padded
+from engine.backends.cuda.sources import Unit
+from engine.backends.cuda.tensor_maps import BEFORE_MAPS, heads_map
+
+TILE = 64  # as in attention_hopper_mixed.cu
+CACHED = 16 << 20  # bytes of keys and values that should stay in the card's cache
+ARGUMENTS = f"PPPPPPPiiiiiif{MASK}"  # struct Attention
+SPARE = 1024  # bytes: tiles are moved to a multiple of it
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one kernel takes its work: warpgroups of a block, blocks that share a processor, tiles under way."""
+
+    groups: int
+    blocks: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The forms of the kernels of one padded width of a head."""
+
+    forward: Form
+    queries: Form
+    queries_shared: int  # whether left operands stand in shared memory, else in registers
+    keys: Form
+    keys_shared: int
+
+
+# The fastest of those tried on an H200 (docs/prod.md).
+SHAPES = {
+    32: Shape(Form(2, 2, 4), Form(1, 4, 4), 1, Form(1, 3, 4), 1),
+    64: Shape(Form(2, 2, 4), Form(1, 3, 3), 1, Form(2, 1, 4), 1),
+    128: Shape(Form(2, 1, 4), Form(2, 1, 4), 0, Form(2, 1, 3), 1),
+}
+
+
+def serves(capability: int) -> bool:
+    """Whether these kernels serve on a card, for all that the tier prod takes there; else cuDNN does."""
+    return capability == HOPPER
+
+
+def decision_mask(probability: float, site: int) -> MaskArguments:
+    """Site, threshold of 16 bits, and the factor of what is kept: the probability is rounded to 1/65536."""
+    threshold = min(round(probability * 65536), 65535)
+    return site, threshold, float(np.float32(65536 / (65536 - threshold)))
+
+
+def padded_width(width: int) -> int:
+    return next(wide for wide in SHAPES if wide >= width)
+
+
+def numbers_bytes(heads: Heads, rows: int) -> int:
+    """What the backward pass keeps of queries: two fp32 numbers each."""
+    return 8 * rows * heads.heads * padded(heads.context, TILE)
+
+
+def kernels_unit(dtype: str, wide: int, dropout: bool) -> Unit:
+    """The kernels of one padded width."""
+    shape = SHAPES[wide]
+    macros = {
+        "HALF_BF16": int(dtype == "bfloat16"),
+        "DP": wide,
+        "DROPOUT": int(dropout),
+        "QUERIES_SHARED": shape.queries_shared,
+        "KEYS_SHARED": shape.keys_shared,
+    }
+    for name, form in (("FORWARD", shape.forward), ("QUERY", shape.queries), ("KEY", shape.keys)):
+        macros |= {f"{name}_GROUPS": form.groups, f"{name}_BLOCKS": form.blocks, f"{name}_STAGES": form.stages}
+    return Unit("attention_hopper_mixed", macros)
+
+
+class HopperAttention:
+    """Attention on one stream."""
+
+    name = "own kernels"
+
+    def __init__(self, launch: Launcher, dtype: str) -> None:
+        self._launch = launch
+        self._dtype = dtype
+
+    def forward(self, heads: Heads, rows: int, places: Places) -> None:
+        """Write y [rows, T, d] and stats [rows, heads, T] fp32."""
+        wide = padded_width(heads.width)
+        form = SHAPES[wide].forward
+        self._run("k_attention_forward", form, 2 * 2 * TILE * wide * form.stages + SPARE, heads, rows, places, places.y)
+
+    def backward(self, heads: Heads, rows: int, places: Places) -> None:
+        """Write dqkv [rows, T, 3 d]."""
+        wide = padded_width(heads.width)
+        shape, both = SHAPES[wide], 2 * 2 * TILE * wide
+        for name, form, lefts, beside in (
+            ("k_attention_queries", shape.queries, shape.queries_shared, 0),
+            ("k_attention_keys", shape.keys, shape.keys_shared, SPARE),
+        ):
+            size = (both + beside) * form.stages + both * form.groups * lefts + SPARE
+            self._run(name, form, size, heads, rows, places, places.dqkv)
+
+    def _run(self, name: str, form: Form, shared: int, heads: Heads, rows: int, places: Places, out: int) -> None:
+        wide, box = padded_width(heads.width), (TILE, min(padded_width(heads.width), 64))
+        maps = [heads_map(places.qkv, self._dtype, (rows, heads.context, 3 * heads.heads, heads.width), box)]
+        if name != "k_attention_forward":
+            maps.append(heads_map(places.dy, self._dtype, (rows, heads.context, heads.heads, heads.width), box))
+        tiles = ceiling(heads.context, form.groups * TILE)
+        # As many heads at once as the cache holds, in parts of about the same size.
+        all_heads = rows * heads.heads
+        parts = ceiling(all_heads, max(1, CACHED // (4 * heads.context * heads.width)))
+        self._launch(
+            kernels_unit(self._dtype, wide, places.mask[1] > 0),
+            name,
+            BEFORE_MAPS + len(maps) * "128s" + ARGUMENTS,
+            (tiles * all_heads,),
+            (128 * form.groups,),
+            *maps,
+            *(places.qkv, places.y, places.dy, out, places.stats, places.workspace, places.values),
+            *(heads.heads, heads.width, heads.context, rows, places.first_row, ceiling(all_heads, parts)),
+            1.0 / sqrt(heads.width),
+            *places.mask,
+            shared=shared,
+        )

@@ -1,0 +1,57 @@
+// What kernels for compute capability 9.0 share: barriers in shared memory, the bulk copy engine, and products of a
+// warpgroup (128 threads) of 16-bit floats with fp32 sums.
+#pragma once
+#include "shared.cuh"
+
+struct __align__(64) TensorMap {
+    uint64 words[16];
+};
+
+__device__ __forceinline__ void barrier_init(uint32 barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+
+// Threads whose `acts` is 0 do nothing. No branch: between products of a warpgroup there must be no divergent ones.
+__device__ __forceinline__ void barrier_expect(uint32 barrier, int bytes, int acts = 1) {
+    asm volatile("{\n.reg .pred acts;\nsetp.ne.b32 acts, %2, 0;\n"
+                 "@acts mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n}" ::"r"(barrier), "r"(bytes), "r"(acts)
+                 : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint32 barrier, int acts = 1) {
+    asm volatile("{\n.reg .pred acts;\nsetp.ne.b32 acts, %1, 0;\n"
+                 "@acts mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(barrier), "r"(acts) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(uint32 barrier, uint32 parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// A box of a tensor to shared memory; what is outside of the tensor becomes zeros.
+__device__ __forceinline__ void copy_box(uint32 to, const TensorMap *map, int x, int y, int z, int w, uint32 barrier, int acts = 1) {
+    asm volatile("{\n.reg .pred acts;\nsetp.ne.b32 acts, %7, 0;\n"
+                 "@acts cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];\n}" ::
+                     "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "r"(acts) : "memory");
+}
+
+// Bytes in a row to shared memory; addresses and size are multiples of 16.
+__device__ __forceinline__ void copy_bytes(uint32 to, const void *from, int bytes, uint32 barrier, int acts = 1) {
+    asm volatile("{\n.reg .pred acts;\nsetp.ne.b32 acts, %4, 0;\n"
+                 "@acts cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n}" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "r"(acts) : "memory");
+}
+
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Wait until at most PENDING committed groups of products are under way.
+template <int PENDING>
+__device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
