@@ -6,25 +6,28 @@
 
 #define NORM_CHUNK 4096
 
-// out (+)= the tree over `count` (a power of two) consecutive gradient sets, `stride` elements apart.
+// Four elements of the tree over COUNT sets. All are read before the first are added, and not again: they are marked as
+// the first that the card's cache may forget.
+template <int COUNT> __device__ __forceinline__ float4 set_tree(const float *sets, int64 stride) {
+    if constexpr (COUNT == 1) return __ldcs((const float4 *)sets);
+    else return set_tree<COUNT / 2>(sets, stride) + set_tree<COUNT / 2>(sets + COUNT / 2 * stride, stride);
+}
+
+// out (+)= the tree over `count` (a power of two, at most 64) gradient sets, `stride` elements apart.
 extern "C" __global__ void k_join_gradients(const float *sets, int count, int64 stride, int64 size, float *out, int add) {
     int64 i = 4 * ((int64)blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= size) return;
-    float4 pending[7];
-    int depth = 0;
-    for (int s = 0; s < count; s++) {
-        float4 x = *(const float4 *)(sets + s * stride + i);
-        for (int n = s; n & 1; n >>= 1) {
-            float4 p = pending[--depth];
-            x = make_float4(p.x + x.x, p.y + x.y, p.z + x.z, p.w + x.w);
-        }
-        pending[depth++] = x;
+    float4 sum;
+    switch (count) {
+    case 1: sum = set_tree<1>(sets + i, stride); break;
+    case 2: sum = set_tree<2>(sets + i, stride); break;
+    case 4: sum = set_tree<4>(sets + i, stride); break;
+    case 8: sum = set_tree<8>(sets + i, stride); break;
+    case 16: sum = set_tree<16>(sets + i, stride); break;
+    case 32: sum = set_tree<32>(sets + i, stride); break;
+    default: sum = set_tree<64>(sets + i, stride);
     }
-    float4 sum = pending[0];
-    if (add) {
-        float4 p = *(const float4 *)(out + i);
-        sum = make_float4(p.x + sum.x, p.y + sum.y, p.z + sum.z, p.w + sum.w);
-    }
+    if (add) sum = *(const float4 *)(out + i) + sum;
     *(float4 *)(out + i) = sum;
 }
 

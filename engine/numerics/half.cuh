@@ -61,6 +61,31 @@ __device__ __forceinline__ void store8(float *p, const Eight &e) {
     ((float4 *)p)[1] = make_float4(e.x[4], e.x[5], e.x[6], e.x[7]);
 }
 
+__device__ __forceinline__ float4 operator+(const float4 &a, const float4 &b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// The end of a sum over rows by a block of eight warps, each lane with eight columns: out [width] gets the warps' sums of
+// 256 columns from `first` on, added in the order of warps.
+__device__ __forceinline__ void put_column_sums(const Eight &sums, int first, int width, float *out) {
+    __shared__ __align__(16) float columns[8][256];
+    store8(&columns[threadIdx.x / WARP][8 * lane_of_thread()], sums);
+    __syncthreads();
+    int column = first + threadIdx.x;
+    if (column >= width) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < 8; w++) sum += columns[w][threadIdx.x];
+    out[column] = sum;
+}
+
+// Sixteen bytes from memory to shared memory, past the registers; they are there for this thread after copies_arrived.
+__device__ __forceinline__ void copy16(uint4 *to, const uint4 *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32)__cvta_generic_to_shared(to)), "l"(from));
+}
+
+__device__ __forceinline__ void copies_arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Dropout of eight elements from address `at` on, a multiple of 8.
 __device__ __forceinline__ void drop8(Eight &e, const Mask &mask, const StepValues *values, int64 at) {
     if (!mask.threshold) return;

@@ -34,38 +34,40 @@ extern "C" __global__ void k_activation_fwd(const uint16 *x, int64 size, uint16 
     store8(y + i, v);
 }
 
-#define SUM_ROWS 128
+#define BLOCK_ROWS 64
+#define ROWS_AT_ONCE 4 // of a warp: all are read before the first is written, so that enough bytes are on their way
 
-// dy becomes dy * f'(x); where `partial` is not null, partial [shards, blocks, width] = its sums over the SUM_ROWS rows of
-// a block. x and dy [shards, tokens, width]; width % 8 == 0. A block has 8 warps; a lane takes eight columns.
+// dy becomes dy * f'(x); where `partial` is not null, partial [shards, blocks, width] = its sums over the BLOCK_ROWS rows
+// of a block. x and dy [shards, tokens, width]; width % 8 == 0. A block has 8 warps; a lane takes eight columns.
 // Grid: 256 columns, blocks, shards.
-extern "C" __global__ void k_activation_bwd(const uint16 *x, int tokens, int width, uint16 *dy, float *partial) {
-    __shared__ float columns[8][256];
-    int warp = threadIdx.x / WARP, lane = lane_of_thread(), c = blockIdx.x * 256 + 8 * lane;
-    float sums[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+extern "C" __global__ void __launch_bounds__(256, 4)
+k_activation_bwd(const uint16 *x, int tokens, int width, uint16 *dy, float *partial) {
+    int c = blockIdx.x * 256 + 8 * lane_of_thread();
+    Eight sums = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
     if (c < width) {
-        int first = blockIdx.y * SUM_ROWS, last = min(first + SUM_ROWS, tokens);
+        int first = blockIdx.y * BLOCK_ROWS, last = min(first + BLOCK_ROWS, tokens);
         int64 start = (int64)blockIdx.z * tokens * width + c;
-#pragma unroll 2
-        for (int t = first + warp; t < last; t += 8) {
-            int64 at = start + (int64)t * width;
-            Eight v = load8(x + at), d = load8(dy + at);
+        for (int t = first + threadIdx.x / WARP; t < last; t += 8 * ROWS_AT_ONCE) {
+            uint4 v[ROWS_AT_ONCE], d[ROWS_AT_ONCE];
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                d.x[j] *= derivative(v.x[j]);
-                sums[j] += d.x[j];
+            for (int k = 0; k < ROWS_AT_ONCE; k++) {
+                int64 at = start + (int64)(t + 8 * k) * width;
+                if (t + 8 * k >= last) continue;
+                v[k] = *(const uint4 *)(x + at);
+                d[k] = *(const uint4 *)(dy + at);
             }
-            store8(dy + at, d);
+#pragma unroll
+            for (int k = 0; k < ROWS_AT_ONCE; k++) {
+                if (t + 8 * k >= last) continue;
+                Eight slope = widened(v[k]), g = widened(d[k]);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    g.x[j] *= derivative(slope.x[j]);
+                    sums.x[j] += g.x[j];
+                }
+                store8(dy + start + (int64)(t + 8 * k) * width, g);
+            }
         }
     }
-    if (!partial) return;
-#pragma unroll
-    for (int j = 0; j < 8; j++) columns[warp][8 * lane + j] = sums[j];
-    __syncthreads();
-    int column = blockIdx.x * 256 + threadIdx.x;
-    if (column >= width) return;
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < 8; w++) sum += columns[w][threadIdx.x];
-    partial[((int64)blockIdx.z * gridDim.y + blockIdx.y) * width + column] = sum;
+    if (partial) put_column_sums(sums, blockIdx.x * 256, width, partial + ((int64)blockIdx.z * gridDim.y + blockIdx.y) * width);
 }

@@ -15,58 +15,90 @@ extern "C" __global__ void k_embed_fwd(const int *ids, int context, const float 
     store8(y + i, a);
 }
 
-#define LISTED 1024
+#define TILE 1024
 
-// dtoken[id] += the sum of dy over the tokens of a shard with that id: the block of the first of them adds them all.
-// Grid: tokens, shards. dy [shards, tokens, width].
-extern "C" __global__ void k_embed_bwd_token(const int *ids, int tokens, int width, const uint16 *dy, int64 base, Mask mask,
-                                             const StepValues *values, float *dtoken, int64 shard_stride) {
-    __shared__ int places[LISTED];
-    __shared__ int counts[32];
-    int first = blockIdx.x, thread = threadIdx.x, threads = blockDim.x;
-    ids += (int64)blockIdx.y * tokens;
-    int id = ids[first], earlier = 0;
-    for (int t = thread; t < first && !earlier; t += threads) earlier = ids[t] == id;
-    if (__syncthreads_or(earlier)) return;
-    int64 shard = (int64)blockIdx.y * tokens * width;
-    float *out = dtoken + blockIdx.y * shard_stride + (int64)id * width;
-    int warps = threads / WARP;
-    for (int start = first; start < tokens; start += LISTED) {
-        // The places of this stretch in ascending order.
-        int listed = 0;
-        for (int at = start; at < min(start + LISTED, tokens); at += threads) {
-            int t = at + thread;
-            bool same = t < tokens && t < start + LISTED && ids[t] == id;
-            uint32 votes = __ballot_sync(ALL_LANES, same);
-            if (lane_of_thread() == 0) counts[thread / WARP] = __popc(votes);
-            __syncthreads();
-            int before = listed;
-            for (int w = 0; w < warps; w++) {
-                if (w < thread / WARP) before += counts[w];
-                listed += counts[w];
-            }
-            if (same) places[before + __popc(votes & ((1u << lane_of_thread()) - 1))] = t;
-            __syncthreads();
-        }
-        for (int c = 8 * thread; c < width; c += 8 * threads) {
-            Eight sum = load8(out + c);
-#pragma unroll 4
-            for (int n = 0; n < listed; n++) {
-                int64 at = shard + (int64)places[n] * width + c;
-                Eight d = load8(dy + at);
-                drop8(d, mask, values, base + at);
-#pragma unroll
-                for (int j = 0; j < 8; j++) sum.x[j] += d.x[j];
-            }
-            store8(out + c, sum);
+// Where each token stands in a shard: order [shards, tokens] lists places by id, ascending; spans [shards, vocab] say
+// where an id's places begin there and how many they are. Ids that do not occur have zeros in spans already.
+// Grid: blocks of threads over the tokens, shards.
+extern "C" __global__ void k_embed_places(const int *ids, int tokens, int vocab, int *order, int2 *spans) {
+    __shared__ int tile[TILE];
+    int t = blockIdx.x * blockDim.x + threadIdx.x, smaller = 0, before = 0, same = 0;
+    int64 shard = (int64)blockIdx.y * tokens;
+    int mine = t < tokens ? ids[shard + t] : 0;
+    for (int start = 0; start < tokens; start += TILE) {
+        int count = min(TILE, tokens - start);
+        for (int i = threadIdx.x; i < count; i += blockDim.x) tile[i] = ids[shard + start + i];
+        __syncthreads();
+#pragma unroll 8
+        for (int i = 0; i < count; i++) {
+            int id = tile[i];
+            smaller += id < mine;
+            same += id == mine;
+            before += id == mine && start + i < t;
         }
         __syncthreads();
     }
+    if (t >= tokens) return;
+    order[shard + smaller + before] = t;
+    if (before == 0) spans[(int64)blockIdx.y * vocab + mine] = make_int2(smaller, same);
 }
 
-// dposition[t] = the sum of dy over the rows of each shard, joined by the tree over shards (a power of two, at most 64).
+__device__ __forceinline__ Eight operator+(Eight a, const Eight &b) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) a.x[j] += b.x[j];
+    return a;
+}
+
+#define BLOCK_SHARDS 8
+
+// dtoken[id] (+)= the sum of dy (and of `others` where not null) over the tokens of a shard with that id, in ascending
+// order, joined by the tree over shards (a power of two, at most 64). dy [shards, tokens, width], others [shards, vocab,
+// width]. A warp takes a shard, a lane eight columns. Grid: ids, 256 columns; a block has min(shards, BLOCK_SHARDS) warps.
+extern "C" __global__ void __launch_bounds__(BLOCK_SHARDS *WARP)
+k_embed_bwd_token(const int *order, const int2 *spans, int shards, int tokens, int vocab, int width, const uint16 *dy,
+                  int64 base, Mask mask, const StepValues *values, const float *others, float *dtoken, int add) {
+    __shared__ __align__(16) float sums[BLOCK_SHARDS][256];
+    int id = blockIdx.x, warp = threadIdx.x / WARP, warps = blockDim.x / WARP, lane = lane_of_thread();
+    int c = 256 * blockIdx.y + 8 * lane;
+    bool inside = c < width;
+    Eight pending[4];
+    int depth = 0;
+    for (int first = 0; first < shards; first += warps) {
+        Eight sum = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
+        if (inside) {
+            int64 row = (int64)(first + warp) * vocab + id, shard = (int64)(first + warp) * tokens;
+            int2 span = spans[row];
+            if (others) sum = load8(others + row * width + c);
+            const int *places = order + shard + span.x;
+#pragma unroll 8
+            for (int n = 0; n < span.y; n++) {
+                int64 at = (shard + places[n]) * width + c;
+                Eight d = load8(dy + at);
+                drop8(d, mask, values, base + at);
+                sum = sum + d;
+            }
+        }
+        store8(&sums[warp][8 * lane], sum);
+        __syncthreads();
+        if (warp == 0) {
+            for (int n = warps / 2; n > 0; n /= 2)
+                for (int s = 0; s < n; s++)
+                    store8(&sums[s][8 * lane], load8(&sums[2 * s][8 * lane]) + load8(&sums[2 * s + 1][8 * lane]));
+            sum = load8(&sums[0][8 * lane]);
+            for (int n = first / warps; n & 1; n >>= 1) sum = pending[--depth] + sum;
+            pending[depth++] = sum;
+        }
+        __syncthreads();
+    }
+    if (warp || !inside) return;
+    float *out = dtoken + (int64)id * width + c;
+    store8(out, add ? load8(out) + pending[0] : pending[0]);
+}
+
+// dposition[t] (+)= the sum of dy over the rows of each shard, joined by the tree over shards (a power of two, at most 64).
 extern "C" __global__ void k_embed_bwd_position(int shards, int tokens, int context, int width, const uint16 *dy,
-                                                int64 base, Mask mask, const StepValues *values, float *dposition) {
+                                                int64 base, Mask mask, const StepValues *values, float *dposition,
+                                                int add) {
     int i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= context * width) return;
     Eight pending[7];
@@ -77,15 +109,10 @@ extern "C" __global__ void k_embed_bwd_position(int shards, int tokens, int cont
             int64 at = (int64)s * tokens * width + (int64)row * context * width + i;
             Eight d = load8(dy + at);
             drop8(d, mask, values, base + at);
-#pragma unroll
-            for (int j = 0; j < 8; j++) sum.x[j] += d.x[j];
+            sum = sum + d;
         }
-        for (int n = s; n & 1; n >>= 1) {
-            Eight p = pending[--depth];
-#pragma unroll
-            for (int j = 0; j < 8; j++) sum.x[j] = p.x[j] + sum.x[j];
-        }
+        for (int n = s; n & 1; n >>= 1) sum = pending[--depth] + sum;
         pending[depth++] = sum;
     }
-    store8(dposition + i, pending[0]);
+    store8(dposition + i, add ? load8(dposition + i) + pending[0] : pending[0]);
 }

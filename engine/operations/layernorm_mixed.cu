@@ -1,14 +1,18 @@
 // LayerNorm of the tier prod, with the residual sum before it; formulas as in layernorm.py and residual_add.py, sums in
-// fp32. A warp takes a row of WIDTH elements and keeps it in registers. Sums over tokens: each block adds the rows that
+// fp32. Sums over tokens: each block adds the rows that
 // it owns, k_combine the blocks, both in a fixed order.
 #include "half.cuh"
 
 #define EPSILON 1e-5f
 #define VECTORS ((WIDTH / 8 + WARP - 1) / WARP)
-#define BLOCK_WARPS 4
+// In the backward pass as many warps share a row, each lane with eight columns, and a block takes several rows at once.
+#define ROW_THREADS (VECTORS * WARP)
+#define ROWS_AT_ONCE (VECTORS < 8 ? 8 / VECTORS : 1)
+#define BACKWARD_THREADS (ROWS_AT_ONCE * ROW_THREADS)
+#define BACKWARD_BLOCKS (768 / BACKWARD_THREADS > 0 ? 768 / BACKWARD_THREADS : 1) // that a multiprocessor holds
 
-// Where `branch` is not null: sum = x + dropout(branch), which may take the place of branch; else sum is x.
-extern "C" __global__ void __launch_bounds__(256)
+// A warp takes a row of WIDTH elements and keeps it in registers. Where `branch` is not null: sum = x + dropout(branch), which may take the place of branch; else sum is x.
+extern "C" __global__ void __launch_bounds__(256, VECTORS == 1 ? 8 : VECTORS == 2 ? 5 : VECTORS <= 4 ? 4 : 1)
 k_norm_fwd(const uint16 *x, const uint16 *branch, const float *gain, const float *bias, int rows, uint16 *sum, uint16 *y,
            float *mean, float *rstd, int64 base, Mask mask, const StepValues *values) {
     int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = lane_of_thread();
@@ -58,102 +62,111 @@ k_norm_fwd(const uint16 *x, const uint16 *branch, const float *gain, const float
     if (lane == 0) mean[row] = m, rstd[row] = r;
 }
 
-__device__ __forceinline__ Eight gains(const float *gain, int c) {
-    Eight ones = {{1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}};
-    return gain ? load8(gain + c) : ones;
-}
+// A row as one thread of the backward pass sees it.
+struct Row {
+    uint4 sum, dy, dsum;
+    float mean, rstd;
+};
 
-__device__ __forceinline__ void load_row(const uint16 *sum, const uint16 *dy, int64 row, uint4 (&x)[VECTORS],
-                                         uint4 (&g)[VECTORS]) {
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-        int c = 8 * (lane_of_thread() + WARP * i);
-        if (c >= WIDTH) continue;
-        x[i] = *(const uint4 *)(sum + row * WIDTH + c);
-        g[i] = *(const uint4 *)(dy + row * WIDTH + c);
+// Sums of a and b over the threads of a row. All threads of a block call it together; `turn` counts the calls.
+__device__ __forceinline__ void row_totals(float &a, float &b, int turn) {
+    for (int apart = 16; apart > 0; apart >>= 1) {
+        a += __shfl_xor_sync(ALL_LANES, a, apart);
+        b += __shfl_xor_sync(ALL_LANES, b, apart);
     }
+#if WIDTH > 8 * WARP
+    // Two places by turns: who writes again has waited for those who read.
+    __shared__ float warps[2][ROWS_AT_ONCE * VECTORS][2];
+    int warp = threadIdx.x / WARP;
+    if (lane_of_thread() == 0) warps[turn & 1][warp][0] = a, warps[turn & 1][warp][1] = b;
+    __syncthreads();
+    const float(*mine)[2] = &warps[turn & 1][warp / VECTORS * VECTORS];
+    a = b = 0.0f;
+#pragma unroll
+    for (int w = 0; w < VECTORS; w++) a += mine[w][0], b += mine[w][1];
+#endif
 }
 
 // dx = LayerNorm's gradient (+ dsum where not null); dbranch (where not null, else it is dx) = dx through dropout.
-// partial [shards, blocks, 3, WIDTH]: sums of dy*normalised, dy and dbranch. Grid: blocks of `block_rows`, shards.
-extern "C" __global__ void __launch_bounds__(BLOCK_WARPS *WARP, VECTORS <= 3 ? 2 : 1)
+// partial (where not null) [shards, blocks, 3, WIDTH]: sums of dy*normalised, dy and dbranch.
+// Grid: blocks of `block_rows`, shards. A block has BACKWARD_THREADS.
+extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS)
 k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float *gain, const uint16 *dy,
-           const uint16 *dsum, uint16 *dx, uint16 *dbranch, int tokens, int block_rows, int64 base, Mask mask, const StepValues *values,
-           float *partial) {
-    __shared__ float columns[3][WIDTH];
-    int warp = threadIdx.x / WARP, lane = lane_of_thread();
-    Eight sums[3][VECTORS];
-#pragma unroll
-    for (int k = 0; k < 3; k++)
-#pragma unroll
-        for (int i = 0; i < VECTORS; i++)
-#pragma unroll
-            for (int j = 0; j < 8; j++) sums[k][i].x[j] = 0.0f;
+           const uint16 *dsum, uint16 *dx, uint16 *dbranch, int tokens, int block_rows, int64 base, Mask mask,
+           const StepValues *values, float *partial) {
+    int line = threadIdx.x / ROW_THREADS, c = 8 * (threadIdx.x % ROW_THREADS);
+    bool inside = c < WIDTH;
+    const Eight zeros = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
+    Eight sums[3] = {zeros, zeros, zeros}, w = {{1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}};
+    if (gain && inside) w = load8(gain + c);
     int first = blockIdx.x * block_rows, last = min(first + block_rows, tokens);
-    // A row's numbers as they came, which takes half the registers, and those of the next row on their way.
-    uint4 x[VECTORS], g[VECTORS], next_x[VECTORS], next_g[VECTORS];
-    if (first + warp < last) load_row(sum, dy, (int64)blockIdx.y * tokens + first + warp, next_x, next_g);
-    for (int t = first + warp; t < last; t += BLOCK_WARPS) {
-        int64 row = (int64)blockIdx.y * tokens + t, start = row * WIDTH;
-#pragma unroll
-        for (int i = 0; i < VECTORS; i++) x[i] = next_x[i], g[i] = next_g[i];
-        if (t + BLOCK_WARPS < last) load_row(sum, dy, row + BLOCK_WARPS, next_x, next_g);
-        float m = mean[row], r = rstd[row], a = 0.0f, b = 0.0f;
-#pragma unroll
-        for (int i = 0; i < VECTORS; i++) {
-            int c = 8 * (lane + WARP * i);
-            if (c >= WIDTH) continue;
-            Eight n = widened(x[i]), d = widened(g[i]), w = gains(gain, c);
+    int64 shard = (int64)blockIdx.y * tokens;
+    // The next row is on its way while this one is computed.
+    Row next;
+    auto fetch = [&](int t) {
+        if (!inside || t >= last) return;
+        int64 at = (shard + t) * WIDTH + c;
+        next.sum = *(const uint4 *)(sum + at);
+        next.dy = *(const uint4 *)(dy + at);
+        if (dsum) next.dsum = *(const uint4 *)(dsum + at);
+        next.mean = mean[shard + t];
+        next.rstd = rstd[shard + t];
+    };
+    fetch(first + line);
+    for (int from = first, turn = 0; from < last; from += ROWS_AT_ONCE, turn++) {
+        int t = from + line;
+        bool mine = inside && t < last;
+        Row row = next;
+        fetch(t + ROWS_AT_ONCE);
+        float a = 0.0f, b = 0.0f;
+        if (mine) {
+            Eight n = widened(row.sum), d = widened(row.dy);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                n.x[j] = (n.x[j] - m) * r;
-                sums[0][i].x[j] += d.x[j] * n.x[j];
-                sums[1][i].x[j] += d.x[j];
+                float normalised = (n.x[j] - row.mean) * row.rstd;
+                sums[0].x[j] += d.x[j] * normalised;
+                sums[1].x[j] += d.x[j];
                 a += d.x[j] * w.x[j];
-                b += d.x[j] * w.x[j] * n.x[j];
+                b += d.x[j] * w.x[j] * normalised;
             }
         }
-        for (int apart = 16; apart > 0; apart >>= 1) {
-            a += __shfl_xor_sync(ALL_LANES, a, apart);
-            b += __shfl_xor_sync(ALL_LANES, b, apart);
-        }
+        row_totals(a, b, turn);
+        if (!mine) continue;
         a *= 1.0f / WIDTH;
         b *= 1.0f / WIDTH;
+        Eight n = widened(row.sum), d = widened(row.dy);
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++) {
-            int c = 8 * (lane + WARP * i);
-            if (c >= WIDTH) continue;
-            Eight n = widened(x[i]), d = widened(g[i]), w = gains(gain, c);
+        for (int j = 0; j < 8; j++)
+            d.x[j] = row.rstd * (d.x[j] * w.x[j] - a - (n.x[j] - row.mean) * row.rstd * b);
+        if (dsum) {
+            Eight s = widened(row.dsum);
 #pragma unroll
-            for (int j = 0; j < 8; j++) d.x[j] = r * (d.x[j] * w.x[j] - a - (n.x[j] - m) * r * b);
-            if (dsum) {
-                Eight s = load8(dsum + start + c);
-#pragma unroll
-                for (int j = 0; j < 8; j++) d.x[j] += s.x[j];
-            }
-            store8(dx + start + c, d);
-            if (dbranch) {
-                drop8(d, mask, values, base + start + c);
-                store8(dbranch + start + c, d);
-            }
-#pragma unroll
-            for (int j = 0; j < 8; j++) sums[2][i].x[j] += d.x[j];
+            for (int j = 0; j < 8; j++) d.x[j] += s.x[j];
         }
+        int64 at = (shard + t) * WIDTH + c;
+        store8(dx + at, d);
+        if (dbranch) {
+            drop8(d, mask, values, base + at);
+            store8(dbranch + at, d);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) sums[2].x[j] += d.x[j];
     }
-    for (int w = 0; w < BLOCK_WARPS; w++) {
-        if (w == warp)
-#pragma unroll
-            for (int k = 0; k < 3; k++)
-#pragma unroll
-                for (int i = 0; i < VECTORS; i++) {
-                    int c = 8 * (lane + WARP * i);
-                    if (c >= WIDTH) continue;
-#pragma unroll
-                    for (int j = 0; j < 8; j++)
-                        columns[k][c + j] = w ? columns[k][c + j] + sums[k][i].x[j] : sums[k][i].x[j];
-                }
-        __syncthreads();
-    }
+    if (!partial) return;
     partial += ((int64)blockIdx.y * gridDim.x + blockIdx.x) * 3 * WIDTH;
-    for (int c = threadIdx.x; c < 3 * WIDTH; c += blockDim.x) partial[c] = columns[c / WIDTH][c % WIDTH];
+#if WIDTH > 32 * WARP // ROWS_AT_ONCE is 1
+    if (inside)
+        for (int k = 0; k < 3; k++) store8(partial + k * WIDTH + c, sums[k]);
+#else
+    __shared__ __align__(16) float columns[ROWS_AT_ONCE][3][WIDTH];
+    if (inside)
+        for (int k = 0; k < 3; k++) store8(&columns[line][k][c], sums[k]);
+    __syncthreads();
+    for (int i = threadIdx.x; i < 3 * WIDTH; i += blockDim.x) {
+        float total = 0.0f;
+#pragma unroll
+        for (int l = 0; l < ROWS_AT_ONCE; l++) total += columns[l][i / WIDTH][i % WIDTH];
+        partial[i] = total;
+    }
+#endif
 }

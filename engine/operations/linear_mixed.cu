@@ -6,55 +6,62 @@
 // partial [shards, blocks, width] = sums over the SUM_ROWS rows of a block. x [shards, tokens, width]; width % 8 == 0.
 // A block has 8 warps; a lane takes eight columns. Grid: 256 columns, blocks, shards.
 extern "C" __global__ void k_column_sums(const uint16 *x, int tokens, int width, float *partial) {
-    __shared__ float columns[8][256];
-    int warp = threadIdx.x / WARP, lane = lane_of_thread(), c = blockIdx.x * 256 + 8 * lane;
-    float sums[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    int c = blockIdx.x * 256 + 8 * lane_of_thread();
+    Eight sums = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
     if (c < width) {
         int first = blockIdx.y * SUM_ROWS, last = min(first + SUM_ROWS, tokens);
         const uint16 *rows = x + (int64)blockIdx.z * tokens * width + c;
 #pragma unroll 4
-        for (int t = first + warp; t < last; t += 8) {
+        for (int t = first + threadIdx.x / WARP; t < last; t += 8) {
             Eight v = load8(rows + (int64)t * width);
 #pragma unroll
-            for (int j = 0; j < 8; j++) sums[j] += v.x[j];
+            for (int j = 0; j < 8; j++) sums.x[j] += v.x[j];
         }
     }
-#pragma unroll
-    for (int j = 0; j < 8; j++) columns[warp][8 * lane + j] = sums[j];
-    __syncthreads();
-    int column = blockIdx.x * 256 + threadIdx.x;
-    if (column >= width) return;
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < 8; w++) sum += columns[w][threadIdx.x];
-    partial[((int64)blockIdx.z * gridDim.y + blockIdx.y) * width + column] = sum;
+    put_column_sums(sums, blockIdx.x * 256, width, partial + ((int64)blockIdx.z * gridDim.y + blockIdx.y) * width);
 }
 
-// Where an output is not null: out_k [width] = partial [shards, blocks, kinds, width] summed over blocks, then joined by
-// the tree over shards (a power of two, at most 64). A block of 32 columns by 8 takes every eighth block.
-extern "C" __global__ void k_combine(const float *partial, int shards, int blocks, int kinds, int width, float *out0,
-                                     float *out1, float *out2) {
-    __shared__ float parts[8][32];
-    int columns = kinds * width, c = blockIdx.x * 32 + threadIdx.x;
-    float pending[7];
-    int depth = 0;
-    for (int s = 0; s < shards; s++) {
-        float sum = 0.0f;
-        if (c < columns) {
-            const float *column = partial + (int64)s * blocks * columns + c;
+// Up to 128 columns of parts [shards, blocks, stride] and where their sum goes, both in elements. All whole in groups of
+// four.
+struct Summed {
+    int64 parts, out;
+    int blocks, stride, columns, unused;
+};
+
+#define MOST_SHARDS_AT_ONCE 64
+#define BLOCK_SHARDS 4
+#define PARTS 4
+
+// A block takes a row of the table: out (+)= parts summed over blocks, then joined by the tree over shards (a power of
+// two). Of 32 x PARTS x BLOCK_SHARDS threads each adds four columns of every PARTS-th block of a shard.
+extern "C" __global__ void __launch_bounds__(32 * PARTS * BLOCK_SHARDS, 2)
+k_combine(const float *parts, const Summed *table, int shards, float *out, int add) {
+    __shared__ float4 sums[BLOCK_SHARDS][PARTS][32];
+    __shared__ float4 totals[MOST_SHARDS_AT_ONCE][32];
+    Summed row = table[blockIdx.x];
+    int lane = threadIdx.x, part = threadIdx.y;
+    bool inside = 4 * lane < row.columns;
+    for (int first = 0; first < shards; first += BLOCK_SHARDS) {
+        int shard = first + threadIdx.z;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (shard < shards && inside) {
+            const float *columns = parts + row.parts + (int64)shard * row.blocks * row.stride + 4 * lane;
 #pragma unroll 4
-            for (int b = threadIdx.y; b < blocks; b += 8) sum += column[(int64)b * columns];
+            for (int b = part; b < row.blocks; b += PARTS) sum = sum + __ldcs((const float4 *)(columns + (int64)b * row.stride));
         }
-        parts[threadIdx.y][threadIdx.x] = sum;
+        sums[threadIdx.z][part][lane] = sum;
         __syncthreads();
-        float x = 0.0f;
-        for (int y = 0; y < 8; y++) x += parts[y][threadIdx.x];
+        if (part == 0 && shard < shards) {
+            float4 total = sums[threadIdx.z][0][lane];
+#pragma unroll
+            for (int p = 1; p < PARTS; p++) total = total + sums[threadIdx.z][p][lane];
+            totals[shard][lane] = total;
+        }
         __syncthreads();
-        for (int n = s; n & 1; n >>= 1) x = pending[--depth] + x;
-        pending[depth++] = x;
     }
-    if (c >= columns || threadIdx.y) return;
-    int kind = c / width;
-    float *out = kind == 0 ? out0 : kind == 1 ? out1 : out2;
-    if (out) out[c % width] = pending[0];
+    if (part || threadIdx.z || !inside) return;
+    for (int n = shards / 2; n > 0; n /= 2)
+        for (int s = 0; s < n; s++) totals[s][lane] = totals[2 * s][lane] + totals[2 * s + 1][lane];
+    float4 *place = (float4 *)(out + row.out + 4 * lane);
+    *place = add ? *place + totals[0][lane] : totals[0][lane];
 }

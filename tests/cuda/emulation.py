@@ -1,6 +1,7 @@
 """Compiles a unit of kernels for the CPU, with tests/cuda/emulator.h in the place of CUDA, and launches them."""
 
 import ctypes
+import platform
 import re
 import shutil
 import subprocess
@@ -14,11 +15,16 @@ from engine.backends.cuda.sources import headers, source
 
 HERE = Path(__file__).resolve().parent
 COMPILER = shutil.which("g++")
+CONTRACTING = ["-ffp-contract=fast", "-fexpensive-optimizations"]
+CONTRACTING += ["-mfma"] if platform.machine() == "x86_64" else []
 # PTX instructions, by what they compute.
 INSTRUCTIONS = {
     r'asm\("cvt\.f32\.f16 .*?\);': "x = float_of_half(h);",
     r'asm\("cvt\.rn\.bf16x2\.f32 .*?\);': "word = bfloat_of_float(low) | (uint32)bfloat_of_float(high) << 16;",
     r'asm\("cvt\.rn\.f16x2\.f32 .*?\);': "word = half_of_float(low) | (uint32)half_of_float(high) << 16;",
+    r'asm volatile\("cp\.async\.cg\..*?\);': "*to = *from;",
+    r'asm volatile\("cp\.async\.wait_all.*?\);': ";",
+    r"extern __shared__ (\w+) (\w+)\[\];": r"static \1 \2[1 << 14];",
     r'asm\("tanh\.approx\.f32 .*?\);': "t = tanhf(v);",
 }
 
@@ -28,13 +34,16 @@ class Mask(ctypes.Structure):
 
 
 class Emulated:
-    """The kernels of one unit. Arguments of a launch: arrays (their address), None (null), ctypes values."""
+    """The kernels of one unit. Arguments of a launch: arrays (their address), None (null), ctypes values.
 
-    def __init__(self, unit: str, macros: Mapping[str, int], folder: Path) -> None:
+    contracted: whether a product and a sum are rounded once, as the card's compiler is free to do in the tier prod.
+    """
+
+    def __init__(self, unit: str, macros: Mapping[str, int], folder: Path, contracted: bool = False) -> None:
         texts = {**headers(), f"{unit}.cu": source(unit)}
         for name, text in texts.items():
             for pattern, meaning in INSTRUCTIONS.items():
-                text = re.sub(pattern, lambda _, meaning=meaning: meaning, text)
+                text = re.sub(pattern, meaning, text)
             (folder / name).write_text(text, encoding="utf-8")
         kernels = re.findall(r"^(?:extern \"C\" __global__ .*\s)?(k_\w+)\(", source(unit), re.M)
         kernels += re.findall(r"__global__[^(]*\b(k_\w+)\(", source(unit))
@@ -50,7 +59,8 @@ class Emulated:
         (folder / "emulator.h").write_text((HERE / "emulator.h").read_text(encoding="utf-8"), encoding="utf-8")
         library = folder / "all.so"
         flags = [f"-D{name}={value}" for name, value in macros.items()]
-        options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC"]
+        options = ["-std=c++20", "-O1", "-fno-strict-aliasing", "-w", "-shared", "-fPIC"]
+        options += CONTRACTING if contracted else ["-ffp-contract=off"]
         options.append("-U_FORTIFY_SOURCE")  # which takes a switch of coroutines for a broken stack
         subprocess.run(
             [str(COMPILER), *options, *flags, "-o", str(library), str(folder / "all.cpp")], check=True, cwd=folder

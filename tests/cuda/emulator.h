@@ -21,17 +21,22 @@ struct float4 {
 struct uint4 {
     unsigned x, y, z, w;
 };
+struct int2 {
+    int x, y;
+};
 struct uint2 {
     unsigned x, y;
 };
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static inline int2 make_int2(int x, int y) { return {x, y}; }
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 
 #define __device__
 #define __global__
 #define __shared__ static
 #define __forceinline__ inline
+#define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __CUDA_ARCH__ 700
 using std::max;
@@ -192,6 +197,7 @@ static inline double __hiloint2double(int high, int low) {
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((uint64_t)a * b) >> 32); }
 static inline int __float2int_rn(float x) { return (int)rintf(x); }
 static inline long long __double2ll_rn(double x) { return (long long)rint(x); }
+static inline float4 __ldcs(const float4 *p) { return *p; }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 #define __expf expf
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }

@@ -103,12 +103,38 @@ class Card:
         return 1 << 40
 
 
+MAIN, SIDE = 1, 2  # streams
+
+
+class Beside:
+    """What the side stream has been given. It runs at once, or if `late` when the main stream waits for it: both are
+    orders that a card may choose."""
+
+    def __init__(self) -> None:
+        self.late = False
+        self.queue: list[Callable[[], None]] = []
+
+    def __call__(self, stream: int, call: Callable[[], None]) -> None:
+        if stream == SIDE and self.late:
+            self.queue.append(call)
+        else:
+            call()
+
+    def wait(self) -> None:
+        for call in self.queue:
+            call()
+        self.queue.clear()
+
+
+SIDE_WORK = Beside()
+
+
 class Launcher:
-    """Runs what is queued at once."""
+    """Runs what is queued at once, or on the side stream as SIDE_WORK says."""
 
     def __init__(self, card: Card) -> None:
-        self.card, self.current, self.streams = card, 1, (1, 2)
-        self.stream = SimpleNamespace(handle=1)
+        self.card, self.current, self.streams = card, MAIN, (MAIN, SIDE)
+        self.stream = SimpleNamespace(handle=MAIN)
 
     def __call__(
         self,
@@ -126,18 +152,21 @@ class Launcher:
             taken = [remaining.pop(0) for _ in kind]
             packed.append(ctypes.create_string_buffer(struct.pack(kind, *taken)))
         assert not remaining, f"{name}: {len(remaining)} arguments more than {arguments} names"
-        emulated(unit)(name, grid, block, *packed)
+        SIDE_WORK(self.current, lambda: emulated(unit)(name, grid, block, *packed))
 
     def fill(self, address: int, byte: int, size: int) -> None:
-        ctypes.memset(address, byte, size)
+        SIDE_WORK(self.current, lambda: ctypes.memset(address, byte, size))
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        self.current = 2
+        self.current = SIDE
         yield
-        self.current = 1
+        self.current = MAIN
 
-    def join(self, before: int | None = None) -> None: ...
+    def join(self, before: int | None = None) -> None:
+        if before is None:
+            SIDE_WORK.wait()
+
     def synchronise(self) -> None: ...
 
 
@@ -195,9 +224,12 @@ class FakeProducts(Products):
         self.pinned: dict[str, str] = {}
         self.ready: dict[Any, Any] = {}
 
+    def multiply(self, stream: int, *arguments: Any, **options: Any) -> None:
+        SIDE_WORK(stream, lambda: self._multiply(*arguments, **options))
+
     @np.errstate(all="ignore")
-    def multiply(
-        self, stream: int, sizes: tuple[int, int, int], a: Matrix, b: Matrix, out: Matrix, *, a_by_k: bool = False,
+    def _multiply(
+        self, sizes: tuple[int, int, int], a: Matrix, b: Matrix, out: Matrix, *, a_by_k: bool = False,
         b_by_n: bool = False, batches: int = 1, epilogue: str = "none", bias: int = 0, aux: int = 0, add: bool = False,
         usual: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip

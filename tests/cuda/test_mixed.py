@@ -159,6 +159,21 @@ def test_fp8_refuses_cards_without_it(machine: str, monkeypatch: pytest.MonkeyPa
         trainer(small(hidden=32), train(), "fp8")
 
 
+@PLAIN_AND_DROPOUT
+def test_when_the_side_stream_runs_moves_no_bit(machine: str, changes: dict[str, object], monkeypatch) -> None:
+    """Nothing on the main stream reads or overwrites what work beside it has not finished with."""
+    if machine == "card":
+        pytest.skip("the card chooses when")
+    for recompute in (0, 3):
+        found = []
+        for late in (False, True):
+            monkeypatch.setattr(fake_card.SIDE_WORK, "late", late)
+            run = trainer(small(layers=3, **changes), train(batch=8, shards=4), recompute=recompute)
+            found.append(digests(run, 2))
+            assert not fake_card.SIDE_WORK.queue
+        assert found[0] == found[1]
+
+
 def test_dropout_drops() -> None:
     recipe = train(batch=16, shards=8)
     assert digests(trainer(small(dropout=0.1), recipe), 1) != digests(trainer(small(), recipe), 1)

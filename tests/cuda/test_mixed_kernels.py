@@ -13,6 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from engine.backends.cuda.layout import OUTCOME, PIECE, VALUES
+from engine.backends.cuda.mixed.parts import Parts, SumPlaces
+from engine.backends.cuda.mixed.twins import norm_threads
 from engine.digest import k_digest
 from engine.numerics.random import dropout_threshold, split_seed
 from engine.operations.dropout import k_dropout, keep_factor
@@ -28,8 +30,17 @@ STEP, SEED, SITE = 7, 1234567890123, 5
 NOTHING = Mask(0, 0, 1.0)
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Emulated]]:
+ROUNDED_TWICE, CONTRACTED = False, True
+
+
+@pytest.fixture(
+    scope="module",
+    params=[ROUNDED_TWICE, pytest.param(CONTRACTED, marks=pytest.mark.slow)],
+    ids=["plain", "contracted"],
+)
+def kernels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Emulated]]:
     """Units by name, precision and macros, each compiled once."""
     made: dict[tuple[Any, ...], Emulated] = {}
 
@@ -37,7 +48,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         key = (name, precision, *sorted(macros.items()))
         if key not in made:
             whole = {"HALF_BF16": int(precision == BF16), **macros}
-            made[key] = Emulated(f"{name}_mixed", whole, tmp_path_factory.mktemp(name))
+            made[key] = Emulated(f"{name}_mixed", whole, tmp_path_factory.mktemp(name), request.param)
         return made[key]
 
     yield unit
@@ -148,7 +159,7 @@ def test_norm_forward_without_a_branch(kernels) -> None:
 
 
 @PRECISIONS
-@pytest.mark.parametrize("width", [8, 72, 264, 768])
+@pytest.mark.parametrize("width", [8, 72, 264, 768, 1288])
 @pytest.mark.parametrize("joined", [True, False])
 def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> None:
     rng = np.random.default_rng(width)
@@ -162,8 +173,8 @@ def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> Non
     dx, dbranch = np.zeros_like(total), np.zeros_like(total)
     partial = np.full((shards, blocks, 3, width), np.nan, np.float32)
     kernels("layernorm", precision, WIDTH=width)(
-        "k_norm_bwd", (blocks, shards), (128,), total, mean.astype(np.float32), rstd.astype(np.float32), gain, dy,
-        dsum if joined else None, dx, dbranch if joined else None, tokens, rows, ctypes.c_int64(base),
+        "k_norm_bwd", (blocks, shards), (norm_threads(width),), total, mean.astype(np.float32), rstd.astype(np.float32),
+        gain, dy, dsum if joined else None, dx, dbranch if joined else None, tokens, rows, ctypes.c_int64(base),
         mask_of(probability), values(), partial,
     )  # fmt: skip
     g, d = wide(dy, precision) * gain, wide(dy, precision)
@@ -186,7 +197,7 @@ def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> Non
 
 
 @PRECISIONS
-def test_column_sums_and_their_combination(kernels, precision: str) -> None:
+def test_column_sums(kernels, precision: str) -> None:
     rng = np.random.default_rng(2)
     shards, tokens, width = 4, 150, 264
     x = narrow(normal(rng, shards, tokens, width), precision)
@@ -195,20 +206,49 @@ def test_column_sums_and_their_combination(kernels, precision: str) -> None:
     unit("k_column_sums", (2, 2, shards), (256,), x, tokens, width, partial)
     rows = wide(x, precision)
     near(partial, np.stack([rows[:, :128].sum(1), rows[:, 128:].sum(1)], 1), 1e-5)
-    out = np.zeros(width, np.float32)
-    unit("k_combine", (9,), (32, 8), partial, shards, 2, 1, width, out, None, None)
-    assert np.array_equal(out, tree(partial[:, 0] + partial[:, 1]))
 
 
-def test_combination_of_three_kinds_leaves_out_what_has_no_place(kernels) -> None:
+@pytest.mark.parametrize("shards", [1, 2, 8, 64])
+@pytest.mark.parametrize("add", [0, 1])
+def test_parts_of_several_operations_are_combined_at_once(kernels, shards: int, add: int) -> None:
     rng = np.random.default_rng(3)
-    shards, blocks, width = 2, 19, 40
-    partial = normal(rng, shards, blocks, 3, width)
-    first, last = np.zeros(width, np.float32), np.zeros(width, np.float32)
-    kernels("linear")("k_combine", (4,), (32, 8), partial, shards, blocks, 3, width, first, None, last)
-    sums = partial.astype(np.float64).sum((0, 1))
-    near(first, sums[0], 1e-5)
-    near(last, sums[2], 1e-5)
+    parts = {"a": Parts(19, 40, ("g", None, "b")), "b": Parts(2, 264, ("c",)), "unused": Parts(3, 8, (None,))}
+    places = SumPlaces(parts, shards)
+    buffer = normal(rng, places.elements)
+    parameters = {"g": 304, "b": 0, "c": 40}
+    table = places.table(parameters)
+    assert len(table) == places.rows == 1 + 1 + 3
+    out = normal(rng, 352)
+    before = out.copy()
+    grid = (places.rows,)
+    kernels("linear")("k_combine", grid, (32, 4, 4), buffer, table, shards, out, add)
+    expected = before.astype(np.float64)
+    for name, part in parts.items():
+        start = places.places[name]
+        size = shards * part.blocks * part.line
+        shape = (shards, part.blocks, len(part.outputs), part.width)
+        sums = buffer[start : start + size].reshape(shape).astype(np.float64).sum((0, 1))
+        for kind, output in enumerate(part.outputs):
+            if output is not None:
+                span = slice(parameters[output], parameters[output] + part.width)
+                expected[span] = (before[span] if add else 0) + sums[kind]
+    near(out, expected, 1e-5)
+    assert np.array_equal(out[344:], before[344:])
+
+
+def test_shards_are_joined_by_the_tree(kernels) -> None:
+    """However many are taken at once."""
+    rng = np.random.default_rng(4)
+    places = SumPlaces({"a": Parts(1, 8, ("g",))}, 8)
+    buffer = normal(rng, 8, 8)
+    out = np.zeros(8, np.float32)
+    unit = kernels("linear")
+    unit("k_combine", (1,), (32, 4, 4), buffer, places.table({"g": 0}), 8, out, 0)
+    assert np.array_equal(out, tree(buffer))
+    halves = np.zeros(8, np.float32)
+    for half in (0, 1):
+        unit("k_combine", (1,), (32, 4, 4), buffer[4 * half :], places.table({"g": 0}), 4, halves, half)
+    assert np.array_equal(halves, out)
 
 
 # --- activations ----------------------------------------------------------------------------------------------------
@@ -233,13 +273,22 @@ def test_activation(kernels, precision: str, relu: int) -> None:
     if relu:
         value, slope = np.maximum(wide(x, precision), 0), (wide(x, precision) > 0).astype(np.float64)
     near(wide(y, precision), value, UNIT[precision])
-    partial = np.full((shards, 2, width), np.nan, np.float32)
-    unit("k_activation_bwd", (2, 2, shards), (256,), x, tokens, width, dy, partial)
+    partial = np.full((shards, 3, width), np.nan, np.float32)
+    unit("k_activation_bwd", (2, 3, shards), (256,), x, tokens, width, dy, partial)
     near(wide(dy, precision), before * slope, UNIT[precision])
     near(partial.sum(1), (before * slope).sum(1), 1e-4)
 
 
 # --- embedding ------------------------------------------------------------------------------------------------------
+
+
+def order_and_spans(unit: Emulated, ids: Array, vocab: int) -> tuple[Array, Array]:
+    shards, tokens = ids.shape
+    order, spans = np.full((shards, tokens), -1, np.int32), np.zeros((shards, vocab, 2), np.int32)
+    unit("k_embed_places", (-(-tokens // 64), shards), (64,), ids, tokens, vocab, order, spans)
+    for found, row in zip(order, ids, strict=True):
+        assert np.array_equal(found, np.argsort(row, kind="stable"))
+    return order, spans
 
 
 @pytest.mark.parametrize("width", [8, 264])
@@ -258,37 +307,79 @@ def test_embedding(kernels, width: int) -> None:
     near(wide(y), (token[ids].astype(np.float64) + position[places]) * factors, UNIT[BF16])
     dy = narrow(normal(rng, *y.shape))
     gradient = wide(dy) * factors
-    dtoken = np.ones((shards, vocab, width), np.float32)  # what the head has written
-    stride = ctypes.c_int64(vocab * width)
-    unit("k_embed_bwd_token", (tokens, shards), (64,), ids, tokens, width, dy, *common, dtoken, stride)
-    expected = np.ones(dtoken.shape)
+    places = order_and_spans(unit, ids, vocab)
+    expected = np.zeros((shards, vocab, width))
     for shard in range(shards):
         np.add.at(expected[shard], ids[shard], gradient[shard])
-    near(dtoken, expected, 1e-5)
+    dtoken = np.full((vocab, width), np.nan, np.float32)
+    sizes = (shards, tokens, vocab, width)
+    grid, block = (vocab, -(-width // 256)), (32 * shards,)
+    unit("k_embed_bwd_token", grid, block, *places, *sizes, dy, *common, None, dtoken, 0)
+    near(dtoken, expected.sum(0), 1e-5)
+    assert not dtoken[vocab - 1].any()
+    others = normal(rng, shards, vocab, width)  # what the head has written
+    unit("k_embed_bwd_token", grid, block, *places, *sizes, dy, *common, others, dtoken, 1)
+    near(dtoken, (2 * expected + others).sum(0), 1e-5)
     dposition = np.zeros((context, width), np.float32)
     groups = -(-dposition.size // 2048)
-    unit("k_embed_bwd_position", (groups,), (256,), shards, tokens, context, width, dy, *common, dposition)
-    near(dposition, gradient.reshape(shards * rows, context, width).sum(0), 1e-5)
+    summed = gradient.reshape(shards * rows, context, width).sum(0)
+    for add in (0, 1):
+        unit("k_embed_bwd_position", (groups,), (256,), shards, tokens, context, width, dy, *common, dposition, add)
+        near(dposition, (1 + add) * summed, 1e-5)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4, 8, 64])
+def test_token_gradients_are_joined_by_the_tree(kernels, shards: int) -> None:
+    rng = np.random.default_rng(9)
+    tokens, width, vocab = 3, 8, 2
+    ids = np.zeros((shards, tokens), np.int32)
+    dy, unit = narrow(normal(rng, shards, tokens, width)), kernels("embed")
+    by_shard = np.zeros((shards, width), np.float32)
+    for t in range(tokens):
+        by_shard += wide(dy[:, t]).astype(np.float32)
+    dtoken = np.zeros((vocab, width), np.float32)
+    common = (ctypes.c_int64(0), NOTHING, values())
+    places, sizes = order_and_spans(unit, ids, vocab), (shards, tokens, vocab, width)
+    block = (32 * min(shards, 8),)
+    unit("k_embed_bwd_token", (vocab,), block, *places, *sizes, dy, *common, None, dtoken, 0)
+    assert np.array_equal(dtoken, [tree(by_shard), np.zeros(width)])
 
 
 def test_embedding_of_one_token_over_and_over(kernels) -> None:
-    """More places than a block lists at once."""
-    tokens, width = 2500, 8
+    """More tokens than are looked through at once."""
+    tokens, width, unit = 2500, 8, kernels("embed")
     dy = narrow(np.ones((1, tokens, width)))
-    dtoken = np.zeros((1, 3, width), np.float32)
+    dtoken = np.zeros((3, width), np.float32)
     ids = np.full((1, tokens), 1, np.int32)
     ids[0, 7] = 2
-    arguments = (ids, tokens, width, dy, ctypes.c_int64(0), NOTHING, values(), dtoken, ctypes.c_int64(3 * width))
-    kernels("embed")("k_embed_bwd_token", (tokens, 1), (64,), *arguments)
-    assert np.array_equal(dtoken[0, :, 0], [0, tokens - 1, 1])
+    order, spans = order_and_spans(unit, ids, 3)
+    assert order[0].tolist() == [t for t in range(tokens) if t != 7] + [7]
+    assert spans[0].tolist() == [[0, 0], [0, tokens - 1], [tokens - 1, 1]]
+    common = (ctypes.c_int64(0), NOTHING, values())
+    unit("k_embed_bwd_token", (3,), (32,), order, spans, 1, tokens, 3, width, dy, *common, None, dtoken, 0)
+    assert np.array_equal(dtoken[:, 0], [0, tokens - 1, 1])
 
 
 # --- loss -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["k_classifier", "k_classifier_long"])
+def test_threads_without_logits_add_nothing_however_sums_are_rounded(name: str, tmp_path: Path) -> None:
+    """Where a difference that should be zero is a rounding error of a number near the largest, its exponential is not
+    one."""
+    rows, vocab, padded = 3, 40, 64
+    logits = narrow(4 * normal(np.random.default_rng(10), rows, padded))
+    whole, targets, losses = wide(logits)[:, :vocab], np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+    unit = Emulated("loss_mixed", {"HALF_BF16": 1}, tmp_path, CONTRACTED)
+    unit(name, (rows,), (96,), logits, targets, vocab, padded, losses, 1.0, values())
+    near(losses, np.log(np.exp(whole).sum(1)) - whole[:, 0], 1e-5)
+    assert np.isfinite(wide(logits)).all()
+
+
 @PRECISIONS
 @pytest.mark.parametrize(("vocab", "threads"), [(1, 32), (8, 32), (101, 32), (128, 32), (2100, 96), (2100, 288)])
-def test_classifier(kernels, precision: str, vocab: int, threads: int) -> None:
+@pytest.mark.parametrize("name", ["k_classifier", "k_classifier_long"])
+def test_classifier(kernels, name: str, precision: str, vocab: int, threads: int) -> None:
     rng = np.random.default_rng(vocab)
     rows, padded = 5, -(-vocab // 64) * 64
     logits = narrow(4 * normal(rng, rows, padded), precision)
@@ -300,10 +391,10 @@ def test_classifier(kernels, precision: str, vocab: int, threads: int) -> None:
     p = np.exp(whole - top) / np.exp(whole - top).sum(1, keepdims=True)
     expected = -np.log(p[np.arange(rows), targets])
     unit, before = kernels("loss", precision), logits.copy()
-    unit("k_classifier", (rows,), (threads,), logits, targets, vocab, padded, losses, 0.0, values())
+    unit(name, (rows,), (threads,), logits, targets, vocab, padded, losses, 0.0, values())
     near(losses, expected, 1e-5)
     assert np.array_equal(logits, before)  # evaluation leaves them
-    unit("k_classifier", (rows,), (threads,), logits, targets, vocab, padded, losses, 0.25, values(loss_scale=8.0))
+    unit(name, (rows,), (threads,), logits, targets, vocab, padded, losses, 0.25, values(loss_scale=8.0))
     near(losses, expected, 1e-5)
     p[np.arange(rows), targets] -= 1
     near(wide(logits, precision)[:, :vocab], 2 * p, UNIT[precision])

@@ -99,5 +99,5 @@ def test_packing_is_a_function_of_the_configuration() -> None:
     _, _, layout = cuda_plan(build_program(model), train, "prod")
     assert isinstance(layout, MixedLayout)
     assert layout.shards_at_once(train.shards) == 4
-    assert layout.gradient_sets(train.shards) == 2
+    assert layout.gradient_sets(train.shards) == 1
     assert layout.shards_within(1024, 2**40) == 64

@@ -68,6 +68,9 @@ class CudaBackend:
     # --- places ---------------------------------------------------------------------------------------------------
 
     def address(self, name: str) -> int:
+        """Of a buffer of the plan, or of a part of its `results`."""
+        if name in self.layout.result_places:
+            return self.address("results") + self.layout.result_places[name]
         return self._base + self.plan.buffers[name].offset
 
     def flag_address(self, operation: int, phase: str) -> int:
@@ -80,7 +83,7 @@ class CudaBackend:
     def _zero_state(self) -> None:
         # Of gradients, what lies between parameters stays zero from here on.
         gradients = [f"gradients{i}" for i in range(self.plan.gradient_sets)]
-        for name in (*STATE, *gradients, "flags", "bad", "outcome"):
+        for name in (*STATE, *gradients, "results"):
             self.launcher.fill(self.address(name), 0, self.plan.buffers[name].type.bytes)
 
     def _host_buffers(self) -> dict[str, Array]:
@@ -88,10 +91,7 @@ class CudaBackend:
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             "batch": (self.plan.buffers["batch"].type.shape, np.int32),
             "values": ((1,), VALUES),
-            "outcome": ((1,), OUTCOME),
-            "flags": (self.plan.buffers["flags"].type.shape, np.int32),
-            "bad": (self.plan.buffers["bad"].type.shape, np.int32),
-            "sums": (self.plan.buffers["sums"].type.shape, np.uint64),
+            "results": ((self.layout.result_bytes,), np.uint8),
         }
         for name in STATE:
             shapes[name] = shapes[f"saved/{name}"] = ((self.plan.flat_elements,), np.float32)
@@ -101,6 +101,10 @@ class CudaBackend:
             raw = self.card.driver.pagelocked_empty((size,), np.uint8)
             raw[:] = 0
             buffers[name] = raw.view(dtype).reshape(shape)
+        for name, type in self.layout.results.items():
+            place = self.layout.result_places[name]
+            part = buffers["results"][place : place + type.bytes]
+            buffers[name] = part.view(OUTCOME) if name == "outcome" else part.view(type.dtype).reshape(type.shape)
         return buffers
 
     def _upload_pieces(self) -> None:
@@ -216,14 +220,12 @@ class CudaBackend:
         run = self.run(self.plan.sizes.batch, self.program.spec.context)
         self._upload("batch")
         self._upload("values")
-        for name in ("outcome", "flags", "bad", "sums"):
-            launch.fill(self.address(name), 0, self.plan.buffers[name].type.bytes)
+        launch.fill(self.address("results"), 0, self.layout.result_bytes)
         self.fill_zeros()
         run.prepare()
         self._result_set = self._queue_gradients(run)
         self._queue_update(self.address(f"gradients{self._result_set}"))
-        for name in ("outcome", "flags", "bad", "sums"):
-            self._download(name)
+        self._download("results")
 
     def _queue_gradients(self, run: Run) -> int:
         """Gradients of the whole batch, group after group of shards; returns the set that holds them."""

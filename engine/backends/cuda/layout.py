@@ -1,5 +1,7 @@
 """What the card asks of the planner."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from engine.backends.cuda.neighbours import fuse, no_fusion, planes_with_exponents
@@ -29,6 +31,15 @@ ALIGNMENT = 64
 PIECE = np.dtype([("start", "<i8"), ("parameter", "<i4"), ("decayed", "<i4"), ("first", "<i8"), ("last", "<i8")])
 
 
+def _one_after_another(types: Mapping[str, BufferType]) -> tuple[dict[str, int], int]:
+    """First byte of each in one buffer, and the bytes of all."""
+    places, end = {}, 0
+    for name, type in types.items():
+        places[name] = end
+        end += -(-type.bytes // ALIGNMENT) * ALIGNMENT
+    return places, end
+
+
 class CudaLayout:
     """Several shards at a time; the copy that is saved goes to the host."""
 
@@ -39,6 +50,7 @@ class CudaLayout:
     # Shards are taken together up to this many tokens: enough to fill a card, beyond it only memory grows.
     tokens_at_once = 8192
     most_shards = MOST_SHARDS
+    piece = ADAMW_PIECE
 
     def __init__(self, program: Program, train: TrainSpec, tier: str, fused: bool = True) -> None:
         """fused: whether neighbouring operations may share a kernel, which moves no bit."""
@@ -49,13 +61,26 @@ class CudaLayout:
         self._doubled = self.fusion.doubled_tensors(program)
         self.twins: dict[str, Twin[Operation]] = self.twins_of(program)
         self.weights = [o for o in program.operations if isinstance(o, Linear)] if tier == "portable" else []
-        self.zero_places: dict[str, int] = {}
-        self.zero_bytes = 0
-        for operation in program.operations:
-            at_once = self.shards_at_once(train.shards)
-            for role, type in self.twins[operation.name].zeroed(operation, tier, at_once).items():
-                self.zero_places[f"{operation.name}/{role}"] = self.zero_bytes
-                self.zero_bytes += -(-type.bytes // ALIGNMENT) * ALIGNMENT
+        self.results = self._results()
+        self.result_places, self.result_bytes = _one_after_another(self.results)
+        at_once = self.shards_at_once(train.shards)
+        self.zero_places, self.zero_bytes = _one_after_another(
+            {
+                f"{operation.name}/{role}": type
+                for operation in program.operations
+                for role, type in self.twins[operation.name].zeroed(operation, tier, at_once).items()
+            }
+        )
+
+    def _results(self) -> dict[str, BufferType]:
+        """What a step tells the host: zeros before it, and copied in one go after it."""
+        parameters = len(self.program.parameters)
+        return {
+            "outcome": BufferType((OUTCOME.itemsize,), "uint8"),
+            "flags": BufferType((2, len(self.program.operations)), "int32"),
+            "bad": BufferType((parameters,), "int32"),
+            "sums": BufferType((parameters, 3, 2), "uint64"),
+        }
 
     def twins_of(self, program: Program) -> dict[str, Twin[Operation]]:
         """The CUDA half of each operation, by name."""
@@ -106,25 +131,21 @@ class CudaLayout:
     def pieces(self) -> list[tuple[int, int, int]]:
         """(parameter number, first, last element) of every block of the optimizer."""
         return [
-            (number, first, min(first + ADAMW_PIECE, size))
+            (number, first, min(first + self.piece, size))
             for number, parameter in enumerate(self.program.parameters)
             for size in [int(np.prod(parameter.shape))]
-            for first in range(0, size, ADAMW_PIECE)
+            for first in range(0, size, self.piece)
         ]
 
     def lasting(self, program: Program, elements: int) -> dict[str, BufferType]:
         """Token numbers of a whole batch, the step's numbers in and out, and the optimizer's tables."""
-        parameters = len(program.parameters)
         return {
             "batch": BufferType((2, self.train.batch, program.spec.context), "int32"),
             "zeros": BufferType((self.zero_bytes,), "uint8"),
             "weight_table": BufferType((len(self.weights) * WEIGHT.itemsize,), "uint8"),
             **self.token_gradients(),
             "values": BufferType((VALUES.itemsize,), "uint8"),
-            "outcome": BufferType((OUTCOME.itemsize,), "uint8"),
-            "flags": BufferType((2, len(program.operations)), "int32"),
-            "bad": BufferType((parameters,), "int32"),
-            "sums": BufferType((parameters, 3, 2), "uint64"),
+            "results": BufferType((self.result_bytes,), "uint8"),
             "partial": BufferType((-(-elements // NORM_CHUNK),), "float64"),
             "pieces": BufferType((len(self.pieces()) * PIECE.itemsize,), "uint8"),
         }

@@ -61,6 +61,6 @@ def open_cuda_backend(program: Program, train: TrainSpec, tier: Tier) -> tuple[P
         raise DeviceUnavailable(problem)
     program, plan, layout = cuda_plan(program, train, tier, capability=card.capability)
     plan.check_fits(card.free_memory(), card.name)
-    if train.precision is not None:
+    if isinstance(layout, MixedLayout) and train.precision is not None:
         return plan, MixedBackend(program, plan, train, layout, card, train.precision)
     return plan, CudaBackend(program, plan, train, layout, card)

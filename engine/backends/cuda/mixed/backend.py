@@ -10,9 +10,9 @@ import numpy.typing as npt
 from engine.backends.base import CHOICES, SCALE, STREAK, StepOutcome
 from engine.backends.cuda.backend import CONSTANTS, STATE, CudaBackend
 from engine.backends.cuda.card import Card
-from engine.backends.cuda.layout import CudaLayout
 from engine.backends.cuda.mixed.flash import Flash
 from engine.backends.cuda.mixed.hopper_attention import HopperAttention, serves
+from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.backends.cuda.mixed.products import WORKSPACE, Products
 from engine.backends.cuda.mixed.run import MixedRun
 from engine.backends.cuda.run import THREADS, Run, ceiling
@@ -34,12 +34,14 @@ class MixedBackend(CudaBackend):
     """Executes a plan of a mixed program. Same bits on the same model of card with the same libraries."""
 
     def __init__(
-        self, program: Program, plan: Plan, train: TrainSpec, layout: CudaLayout, card: Card, precision: Precision
+        self, program: Program, plan: Plan, train: TrainSpec, layout: MixedLayout, card: Card, precision: Precision
     ) -> None:
         self.precision = precision
         self.scale = np.float32(FIRST_SCALE if precision == "fp16" else 1.0)
         self.streak = 0
+        self.sum_places = layout.sum_places
         super().__init__(program, plan, train, layout, card)
+        self._upload_sum_table()
         main, side = self.launcher.streams
         workspaces = self.address("products")
         self.products = Products(card.name, {main: workspaces, side: workspaces + WORKSPACE})
@@ -62,6 +64,12 @@ class MixedBackend(CudaBackend):
         super()._zero_state()
         for name in ("seeds", "weights16"):
             self.launcher.fill(self.address(name), 0, self.plan.buffers[name].type.bytes)
+
+    def _upload_sum_table(self) -> None:
+        if self.sum_places.rows:
+            table = self.sum_places.table(self.plan.places).view(np.uint8)
+            with self._guarded():
+                self.card.driver.memcpy_htod(self.address("sum_table"), table)
 
     def fill_zeros(self) -> None:
         """No operation counts on zeros."""
@@ -89,40 +97,7 @@ class MixedBackend(CudaBackend):
     def _named_as_on_the_cpu(self, flagged: int) -> int:
         return flagged
 
-    def _queue_gradients(self, run: Run) -> int:
-        """Every group of shards fills set 0, which then goes to the set that it joins or founds."""
-        groups = self.train.shards // run.shards
-        free = list(range(1, self.plan.gradient_sets))
-        tree: list[tuple[int, int]] = []  # (level, set), as a binary counter over groups
-        with self._training(run):
-            for group in range(groups):
-                self._place_rows(run, group * run.sizes.batch)
-                self._forward_half(run)
-                run.backward()
-                if groups == 1:
-                    return 0
-                level, current = int(bool(tree) and tree[-1][0] == 0), 0
-                if level:
-                    current = tree.pop()[1]
-                    self._join(0, current, add=True)
-                else:
-                    current = free.pop()
-                    self._join(0, current, add=False)
-                while tree and tree[-1][0] == level:
-                    left = tree.pop()[1]
-                    self._join(current, left, add=True)
-                    free.append(current)
-                    current, level = left, level + 1
-                tree.append((level, current))
-        while len(tree) > 1:
-            _, right = tree.pop()
-            level, left = tree.pop()
-            self._join(right, left, add=True)
-            tree.append((level, left))
-        return tree[0][1]
-
-    def _join(self, source: int, out: int, *, add: bool) -> None:
-        """Set one set of gradients to another, or add it."""
+    def _add_gradients(self, right: int, left: int) -> None:
         size = self.plan.flat_elements
         self.launcher(
             self._unit,
@@ -130,8 +105,7 @@ class MixedBackend(CudaBackend):
             "PiqqPi",
             (ceiling(size, 4 * THREADS),),
             (THREADS,),
-            *(self.address(f"gradients{source}"), 1, 0, size),
-            *(self.address(f"gradients{out}"), int(add)),
+            *(self.address(f"gradients{right}"), 1, size, size, self.address(f"gradients{left}"), 1),
         )
 
     def _queue_update(self, gradient: int) -> None:

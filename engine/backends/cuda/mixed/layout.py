@@ -4,10 +4,11 @@ from typing import Any
 
 from engine.backends.cuda.layout import CudaLayout
 from engine.backends.cuda.mixed.operations import FlashAttention
+from engine.backends.cuda.mixed.parts import SUMMED, SumPlaces
 from engine.backends.cuda.mixed.products import WORKSPACE
 from engine.backends.cuda.mixed.program import VOCABULARY_MULTIPLE
 from engine.backends.cuda.mixed.run import USUAL_TOKENS
-from engine.backends.cuda.mixed.twins import mixed_twins
+from engine.backends.cuda.mixed.twins import MixedTwin, mixed_twins
 from engine.backends.cuda.twin import Twin
 from engine.operations.base import BufferType
 from engine.program import Program
@@ -25,6 +26,15 @@ class MixedLayout(CudaLayout):
     tokens_at_once = USUAL_TOKENS
     most_shards = MOST_SHARDS_AT_ONCE
     lingers = 2  # every linear layer waits for all work beside
+    piece = 1 << 12  # many enough for small models to keep every multiprocessor busy
+
+    def __init__(self, program: Program, train: TrainSpec, tier: str) -> None:
+        super().__init__(program, train, tier)
+        tokens = train.batch // train.shards * program.spec.context
+        twins = ((o, self.twins[o.name]) for o in program.operations)
+        found = {o.name: twin.parts(o, tokens) for o, twin in twins if isinstance(twin, MixedTwin)}
+        parts = {name: part for name, part in found.items() if part is not None}
+        self.sum_places = SumPlaces(parts, self.shards_at_once(train.shards))
 
     def __init__(self, program: Program, train: TrainSpec, tier: str, own_attention: bool) -> None:
         self._own_attention = own_attention
@@ -33,10 +43,6 @@ class MixedLayout(CudaLayout):
     def twins_of(self, program: Program) -> dict[str, Twin[Any]]:
         return mixed_twins(program, self.train, self._own_attention)
 
-    def gradient_sets(self, shards: int) -> int:
-        """One that each group of shards fills, and one for each level of the tree over groups."""
-        return 1 + (shards // self.shards_at_once(shards) - 1).bit_length()
-
     def token_gradients(self) -> dict[str, BufferType]:
         return {}
 
@@ -44,15 +50,20 @@ class MixedLayout(CudaLayout):
         # Products with the padded vocabulary read some rows past the end of the weights.
         spare = VOCABULARY_MULTIPLE * program.spec.d_model
         attentions = [o for o in program.operations if isinstance(o, FlashAttention)]
+        at_once = self.shards_at_once(self.train.shards)
+        tokens = self.train.batch // self.train.shards * program.spec.context
         shared = {}
         if program.spec.tied:
-            # The head writes it, the embedding adds to it at the other end of the backward half.
-            shape = (self.shards_at_once(self.train.shards), program.spec.vocab, program.spec.d_model)
-            shared = {"tied": BufferType(shape, "float32")}
+            # The head writes it, the embedding reads it at the other end of the backward half.
+            shared = {"tied": BufferType((at_once, program.spec.vocab, program.spec.d_model), "float32")}
         return (
             super().lasting(program, elements)
             | shared
             | {
+                "token_order": BufferType((at_once * tokens,), "int32"),
+                "token_spans": BufferType((at_once, program.spec.vocab, 2), "int32"),
+                "parts": BufferType((self.sum_places.elements,), "float32"),
+                "sum_table": BufferType((self.sum_places.rows * SUMMED.itemsize,), "uint8"),
                 "weights16": BufferType((elements + spare,), "uint16"),
                 "products": BufferType((2, WORKSPACE), "uint8"),
                 "seeds": BufferType((1 + len(attentions) * self.train.shards,), "int64"),

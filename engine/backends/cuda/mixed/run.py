@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 from engine.backends.cuda.mixed.flash import Flash
 from engine.backends.cuda.mixed.hopper_attention import HopperAttention
+from engine.backends.cuda.mixed.parts import SumPlaces
 from engine.backends.cuda.mixed.products import Matrix, Products
 from engine.backends.cuda.run import Run
 from engine.backends.cuda.sources import Unit
-from engine.operations.base import Sizes
+from engine.operations.base import Operation, Sizes
 from engine.spec import HALF_DTYPES
 
 USUAL_TOKENS = 16384  # taken at once: enough for products that fill a card
@@ -27,6 +28,9 @@ class MixedRun(Run):
         self.usual_shards = backend.layout.shards_within(backend.train.shards, USUAL_TOKENS)
         self.all_shards = backend.train.shards
         self.shard_rows = backend.train.batch // backend.train.shards
+        self.sum_places: SumPlaces = backend.sum_places
+        self.all_parts = backend.address("parts")
+        self.sum_table = backend.address("sum_table")
         self._weights16 = backend.address("weights16")
         self._seeds = backend.address("seeds")
 
@@ -36,6 +40,16 @@ class MixedRun(Run):
     def unit(self, name: str, **macros: int) -> Unit:
         return Unit(f"{name}_mixed", {"HALF_BF16": int(self.half == "bfloat16"), **macros})
 
+    @property
+    def gradients(self) -> int:
+        """The set of gradients of parameters that is filled now."""
+        return self._backend.address(f"gradients{self.gradient_set}")
+
+    def parts(self, operation: Operation) -> int:
+        """Where an operation leaves parts of its sums over tokens; 0 if nobody wants them."""
+        place = self.sum_places.places.get(operation.name)
+        return 0 if place is None else self.all_parts + 4 * place
+
     def seeds(self, number: int) -> int:
         """int64 [shards of the whole batch] of the number-th attention; before all of them stands a zero."""
         return self._seeds + 8 * (1 + number * self.all_shards)
@@ -44,6 +58,11 @@ class MixedRun(Run):
     def tied(self) -> int:
         """fp32 [shards, vocab, d]: the gradient of a token embedding that is also the head's weight, by shard."""
         return self._backend.address("tied")
+
+    @property
+    def token_places(self) -> tuple[int, int]:
+        """int32 [shards, tokens] and [shards, vocab, 2]: order and spans of k_embed_places."""
+        return self._backend.address("token_order"), self._backend.address("token_spans")
 
     @property
     def zero(self) -> int:

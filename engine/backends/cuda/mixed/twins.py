@@ -1,16 +1,16 @@
 """The `prod` half of every operation: which libraries and kernels it calls, in which order.
 
-Gradients of parameters are written, not added to: every parameter has one writer, but for a token embedding that is
-also the head's weight, which the head writes first. Each logical shard's gradient of a tensor is computed alone; right
-after that they are joined by the tree over shards, while they are still in the card's cache.
+Each logical shard's gradient of a weight is computed alone; right after that they are joined by the tree over shards,
+while they are still in the card's cache. Sums over tokens wait for the end of the backward half (parts.py).
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.backends.cuda.mixed.eight import EightBitProduct
 from engine.backends.cuda.mixed.flash import SPARE, Heads, Places
 from engine.backends.cuda.mixed.hopper_attention import decision_mask, numbers_bytes
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
+from engine.backends.cuda.mixed.parts import Parts
 from engine.backends.cuda.mixed.run import USUAL_TOKENS, MixedRun
 from engine.backends.cuda.run import MASK, THREADS, Run, ceiling
 from engine.backends.cuda.sources import Unit
@@ -24,12 +24,24 @@ from engine.spec import TrainSpec
 
 ROW_WARPS = THREADS // 32
 ROW_GROUP = 8
-NORM_WARPS = 4  # of a block, as in layernorm_mixed.cu
-NORM_BLOCKS = 256  # aimed at while the usual number of tokens is taken
-SUM_ROWS = 128  # as in linear_mixed.cu and activation_mixed.cu
-CLASSIFIER_THREADS = 1024
+PLACE_THREADS = 64  # few, so that all multiprocessors take part
+LEAST_NORM_ROWS, MOST_NORM_ROWS = 16, 128
+NORM_PROCESSORS = 128  # that LayerNorm's backward pass fills once while the usual number of tokens is taken
+SUM_ROWS = 128  # as in linear_mixed.cu
+ACTIVATION_ROWS = 64  # as in activation_mixed.cu
+CLASSIFIER_THREADS, CLASSIFIER_COLUMNS = 512, 32  # at most, and aimed at for each
+LONG_CLASSIFIER_THREADS, LONG_CLASSIFIER_COLUMNS = 1024, 8
+CLASSIFIER_SPARE = 2048  # bytes of shared memory that k_classifier has beside the row
 LEAST_ROOM = 128 << 20  # bytes that the attention's workspace may take in any case
 DROPOUT_TOKENS = 8192  # that share one seed of attention's dropout, at least one shard
+
+Kind = TypeVar("Kind", bound=Operation)
+
+
+class MixedTwin(Twin[Kind]):
+    def parts(self, operation: Kind, tokens: int) -> Parts | None:
+        """Sums over tokens that the backward pass leaves in parts, for shards of `tokens` tokens."""
+        return None
 
 
 def mixed(run: Run) -> MixedRun:
@@ -42,30 +54,24 @@ def eights(elements: int) -> tuple[int]:
     return (ceiling(elements, 8 * THREADS),)
 
 
-def shard_tokens(sizes: Sizes, shards: int) -> int:
-    return sizes.batch * sizes.context // shards
-
-
-def norm_rows(train: TrainSpec, context: int) -> int:
+def norm_rows(train: TrainSpec, context: int, width: int) -> int:
     """Rows that a block of LayerNorm's backward pass sums over: a function of the configuration alone."""
     tokens = min(train.batch * context, USUAL_TOKENS)
-    return min(max(tokens // NORM_BLOCKS, 4 * NORM_WARPS), 128)
+    blocks = NORM_PROCESSORS * max(768 // norm_threads(width), 1)  # BACKWARD_BLOCKS on each
+    return min(max(ceiling(tokens, blocks), LEAST_NORM_ROWS), MOST_NORM_ROWS)
 
 
-def combine(run: MixedRun, partial: int, blocks: int, width: int, *outputs: int) -> None:
-    """Each output that is not 0 [width] = partial [shards, blocks, kinds, width] summed over blocks and shards."""
-    kinds = len(outputs)
-    places = (*outputs, 0, 0)[:3]
-    values = (partial, run.shards, blocks, kinds, width, *places)
-    run.launch(run.unit("linear"), "k_combine", "PiiiiPPP", (ceiling(kinds * width, 32),), (32, 8), *values)
+def norm_threads(width: int) -> int:
+    """BACKWARD_THREADS of layernorm_mixed.cu."""
+    vectors = ceiling(width, 256)
+    return 32 * vectors * max(8 // vectors, 1)
 
 
-def bias_gradient(run: MixedRun, dy: int, width: int, partial: int, out: int) -> None:
-    """out [width] = sums over the tokens of dy [tokens, width], joined over shards."""
-    blocks = ceiling(run.shard_tokens, SUM_ROWS)
-    grid = (ceiling(width, 256), blocks, run.shards)
-    run.launch(run.unit("linear"), "k_column_sums", "PiiP", grid, (THREADS,), dy, run.shard_tokens, width, partial)
-    combine(run, partial, blocks, width, out)
+def combine(run: MixedRun) -> None:
+    """Gradients of parameters that are sums over tokens, from what all operations have left."""
+    if run.sum_places.rows:
+        values = (run.all_parts, run.sum_table, run.shards, run.gradients, int(run.adds))
+        run.launch(run.unit("linear"), "k_combine", "PPiPi", (run.sum_places.rows,), (32, 4, 4), *values)
 
 
 def weight_products(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, out: int) -> None:
@@ -87,25 +93,26 @@ def weight_products(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep
 
 
 def join(run: MixedRun, shards: int, size: int, out: int) -> None:
-    """out [size] = the tree over shards [shards, size]."""
-    values = (shards, run.shards, size, size, out, 0)
+    """out [size] is (or has added) the tree over shards [shards, size]."""
+    values = (shards, run.shards, size, size, out, int(run.adds))
     run.launch(run.unit("optimizer"), "k_join_gradients", "PiqqPi", (ceiling(size, 4 * THREADS),), (THREADS,), *values)
 
 
 def weight_gradient(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, shards: int, out: int) -> None:
-    """out [wide, deep] = the gradient of a weight; `shards`: room for one of each logical shard taken at once."""
-    if run.shards == 1:
+    """out [wide, deep] is (or has added) the gradient of a weight; `shards`: shard_gradients."""
+    if run.all_shards == 1:
         weight_products(run, dy, wide, stride, x, deep, out)
     else:
         weight_products(run, dy, wide, stride, x, deep, shards)
         join(run, shards, wide * deep, out)
 
 
-def shard_gradients(shards: int, *shape: int) -> BufferType:
-    return BufferType((shards if shards > 1 else 0, *shape), "float32")
+def shard_gradients(train: TrainSpec, shards: int, *shape: int) -> BufferType:
+    """Room for a weight's gradient of each logical shard taken at once; the only one needs none."""
+    return BufferType((shards if train.shards > 1 else 0, *shape), "float32")
 
 
-class EmbedTwin(Twin[Embed]):
+class EmbedTwin(MixedTwin[Embed]):
     joins = True  # a tied head's gradient goes to the same parameter
 
     def __init__(self, tied: bool) -> None:
@@ -119,54 +126,56 @@ class EmbedTwin(Twin[Embed]):
         arguments = (ids, context, token, position, size, width, run.tensor(operation.outputs["y"]))
         mask = (run.first_row * context * width, *run.mask(operation.probability, operation.site), run.values)
         form = f"PiPPqiPq{MASK}P"
+        if run.training:
+            with run.launch.beside():  # the backward pass wants to know where each token stands
+                self._find_places(run, operation)
         run.launch(run.unit("embed"), "k_embed_fwd", form, eights(size), (THREADS,), *arguments, *mask)
 
-    def backward_work(self, operation: Embed, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
-        """Room for the token embedding's gradient by shard; a tied one stands where the head has written."""
-        return {} if self.tied else {"token": BufferType((shards, operation.vocab, operation.width), "float32")}
+    def _find_places(self, run: MixedRun, operation: Embed) -> None:
+        tokens, (order, spans) = run.shard_tokens, run.token_places
+        run.launch.fill(spans, 0, 8 * run.shards * operation.vocab)
+        values = (run.tensor(operation.inputs["ids"]), tokens, operation.vocab, order, spans)
+        grid = (ceiling(tokens, PLACE_THREADS), run.shards)
+        run.launch(run.unit("embed"), "k_embed_places", "PiiPP", grid, (PLACE_THREADS,), *values)
 
     def backward(self, run: Run, operation: Embed) -> None:
         run = mixed(run)
         width, tokens, context = operation.width, run.shard_tokens, run.sizes.context
         token, position = (run.parameter_gradient(operation.parameters[r]) for r in ("token", "position"))
-        size = operation.vocab * width
-        if self.tied:
-            by_shard = run.tied
-        else:
-            by_shard = run.work(operation, "token")
-            run.launch.fill(by_shard, 0, 4 * run.shards * size)
         dy = run.gradient(operation.outputs["y"])
         mask = (run.first_row * context * width, *run.mask(operation.probability, operation.site), run.values)
-        unit, ids = run.unit("embed"), run.tensor(operation.inputs["ids"])
-        threads = min(THREADS, 32 * ceiling(width, 256))
+        unit = run.unit("embed")
+        with run.launch.beside():
+            run.launch(
+                unit,
+                "k_embed_bwd_position",
+                f"iiiiPq{MASK}PPi",
+                eights(context * width),
+                (THREADS,),
+                *(run.shards, tokens, context, width, dy, *mask, position, int(run.adds)),
+            )
+            combine(run)  # the embedding comes last
         run.launch(
             unit,
             "k_embed_bwd_token",
-            f"PiiPq{MASK}PPq",
-            (tokens, run.shards),
-            (threads,),
-            *(ids, tokens, width, dy, *mask, by_shard, size),
-        )
-        join(run, by_shard, size, token)
-        run.launch(
-            unit,
-            "k_embed_bwd_position",
-            f"iiiiPq{MASK}PP",
-            eights(context * width),
-            (THREADS,),
-            *(run.shards, tokens, context, width, dy, *mask, position),
+            f"PPiiiiPq{MASK}PPPi",
+            (operation.vocab, ceiling(width, 256)),
+            (32 * min(run.shards, 8),),
+            *(*run.token_places, run.shards, tokens, operation.vocab, width, dy, *mask),
+            *(run.tied if self.tied else 0, token, int(run.adds)),
         )
 
 
-class NormTwin(Twin[Any]):
+class NormTwin(MixedTwin[Any]):
     """LayerNorm, alone or with the residual sum before it. `rows`: that a block of the backward pass sums over."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
-    def backward_work(self, operation: Any, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
-        blocks = ceiling(shard_tokens(sizes, shards), self.rows)
-        return {"partial": BufferType((shards, blocks, 3, operation.width), "float32")}
+    def parts(self, operation: Any, tokens: int) -> Parts | None:
+        branch_bias = operation.branch_bias if isinstance(operation, ResidualNorm) else None
+        outputs = (*(operation.parameters.get(r) for r in ("gain", "bias")), branch_bias)
+        return Parts(ceiling(tokens, self.rows), operation.width, outputs) if any(outputs) else None
 
     def _mask(self, run: MixedRun, operation: Any) -> tuple[Any, ...]:
         base = run.first_row * run.sizes.context * operation.width
@@ -204,28 +213,21 @@ class NormTwin(Twin[Any]):
             total, dbranch = run.tensor(operation.inputs["x"]), 0
             dsum = dx if run.accumulates(operation, "x") else 0
         gain = run.parameter(operation.parameters["gain"]) if operation.parameters else 0
-        tokens, partial = run.shard_tokens, run.work(operation, "partial")
-        blocks = ceiling(tokens, self.rows)
+        tokens = run.shard_tokens
         run.launch(
             run.unit("layernorm", WIDTH=operation.width),
             "k_norm_bwd",
             f"PPPPPPPPiiq{MASK}PP",
-            (blocks, run.shards),
-            (32 * NORM_WARPS,),
+            (ceiling(tokens, self.rows), run.shards),
+            (norm_threads(operation.width),),
             *(total, *(run.tensor(operation.outputs[r]) for r in ("mean", "rstd")), gain),
             *(run.gradient(operation.outputs["y"]), dsum, dx, dbranch, tokens, self.rows),
             *self._mask(run, operation),
-            partial,
+            run.parts(operation),
         )
-        names = operation.parameters
-        outputs = [run.parameter_gradient(names[r]) if names else 0 for r in ("gain", "bias")]
-        bias = operation.branch_bias if joined else None
-        outputs.append(run.parameter_gradient(bias) if bias else 0)
-        if any(outputs):
-            combine(run, partial, blocks, operation.width, *outputs)
 
 
-class LinearTwin(Twin[Linear]):
+class LinearTwin(MixedTwin[Linear]):
     """A product of its own.
 
     padded: columns of the result in memory, where they are more than the layer's width. sums_bias: whether the bias's
@@ -234,7 +236,10 @@ class LinearTwin(Twin[Linear]):
 
     joins = True
 
-    def __init__(self, padded: int, sums_bias: bool, tied: bool, eight: EightBitProduct | None) -> None:
+    def __init__(
+        self, train: TrainSpec, padded: int, sums_bias: bool, tied: bool, eight: EightBitProduct | None
+    ) -> None:
+        self.train = train
         self.padded = padded
         self.sums_bias = sums_bias
         self.tied = tied
@@ -251,11 +256,11 @@ class LinearTwin(Twin[Linear]):
         return self.eight.forward_work(sizes.batch * sizes.context) if self.eight else {}
 
     def backward_work(self, operation: Linear, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
-        work = {} if self.tied else {"shards": shard_gradients(shards, operation.wide, operation.deep)}
-        if self.sums_bias:
-            blocks = ceiling(shard_tokens(sizes, shards), SUM_ROWS)
-            work["partial"] = BufferType((shards, blocks, operation.wide), "float32")
-        return work
+        return {} if self.tied else {"shards": shard_gradients(self.train, shards, operation.wide, operation.deep)}
+
+    def parts(self, operation: Linear, tokens: int) -> Parts | None:
+        bias = (operation.parameters["bias"],) if self.sums_bias else ()
+        return Parts(ceiling(tokens, SUM_ROWS), operation.wide, bias) if bias else None
 
     def forward(self, run: Run, operation: Linear) -> None:
         run = mixed(run)
@@ -287,8 +292,9 @@ class LinearTwin(Twin[Linear]):
                 out = run.parameter_gradient(operation.parameters["weight"])
                 weight_gradient(run, dy, wide, stride, x, deep, run.work(operation, "shards"), out)
             if self.sums_bias:
-                out = run.parameter_gradient(operation.parameters["bias"])
-                bias_gradient(run, dy, wide, run.work(operation, "partial"), out)
+                grid = (ceiling(wide, 256), ceiling(run.shard_tokens, SUM_ROWS), run.shards)
+                arguments = (dy, run.shard_tokens, wide, run.parts(operation))
+                run.launch(run.unit("linear"), "k_column_sums", "PiiP", grid, (THREADS,), *arguments)
         run.multiply(
             (run.tokens, deep, stride),
             run.narrow(dy, stride),
@@ -298,12 +304,13 @@ class LinearTwin(Twin[Linear]):
         )
 
 
-class MlpTwin(Twin[Mlp]):
+class MlpTwin(MixedTwin[Mlp]):
     """eight: the forward products in fp8, first up and then down; empty otherwise."""
 
     joins = True
 
-    def __init__(self, eight: tuple[EightBitProduct, ...]) -> None:
+    def __init__(self, train: TrainSpec, eight: tuple[EightBitProduct, ...]) -> None:
+        self.train = train
         self.eight = eight
 
     def derived(self, operation: Mlp, tier: str) -> dict[str, BufferType]:
@@ -319,15 +326,15 @@ class MlpTwin(Twin[Mlp]):
 
     def backward_work(self, operation: Mlp, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         tokens = sizes.batch * sizes.context
-        work = {
+        return {
             "dbefore": BufferType((tokens, operation.hidden), "uint16"),
-            "down": shard_gradients(shards, operation.width, operation.hidden),
-            "up": shard_gradients(shards, operation.hidden, operation.width),
+            "down": shard_gradients(self.train, shards, operation.width, operation.hidden),
+            "up": shard_gradients(self.train, shards, operation.hidden, operation.width),
         }
-        if "up_bias" in operation.parameters:
-            blocks = ceiling(shard_tokens(sizes, shards), SUM_ROWS)
-            work["partial"] = BufferType((shards, blocks, operation.hidden), "float32")
-        return work
+
+    def parts(self, operation: Mlp, tokens: int) -> Parts | None:
+        bias = operation.parameters.get("up_bias")
+        return Parts(ceiling(tokens, ACTIVATION_ROWS), operation.hidden, (bias,)) if bias else None
 
     def _unit(self, run: MixedRun, operation: Mlp) -> Unit:
         return run.unit("activation", RELU=int(operation.function == "relu"))
@@ -388,16 +395,12 @@ class MlpTwin(Twin[Mlp]):
             run.narrow(dbefore, hidden),
         )
         # The library's own product with GELU's derivative takes longer than both, and sums no bias.
-        has_bias = "up_bias" in parameters
-        partial, blocks = run.work(operation, "partial") if has_bias else 0, ceiling(run.shard_tokens, SUM_ROWS)
-        grid = (ceiling(hidden, 256), blocks, run.shards)
-        arguments = (before, run.shard_tokens, hidden, dbefore, partial)
+        grid = (ceiling(hidden, 256), ceiling(run.shard_tokens, ACTIVATION_ROWS), run.shards)
+        arguments = (before, run.shard_tokens, hidden, dbefore, run.parts(operation))
         run.launch(self._unit(run, operation), "k_activation_bwd", "PiiPP", grid, (THREADS,), *arguments)
         with run.launch.beside():
             out = run.parameter_gradient(parameters["up"])
             weight_gradient(run, dbefore, hidden, hidden, x, width, run.work(operation, "up"), out)
-            if has_bias:
-                combine(run, partial, blocks, hidden, run.parameter_gradient(parameters["up_bias"]))
         run.multiply(
             (run.tokens, width, hidden),
             run.narrow(dbefore, hidden),
@@ -497,19 +500,24 @@ class AttentionTwin(Twin[FlashAttention]):
             run.attention.backward(heads, rows, places)
 
 
-class ClassifierTwin(Twin[Classifier]):
+class ClassifierTwin(MixedTwin[Classifier]):
     def forward(self, run: Run, operation: Classifier) -> None:
         run = mixed(run)
         scale = float(run.loss_scale) if run.training else 0.0
-        threads = min(CLASSIFIER_THREADS, 32 * ceiling(operation.padded, 256))
+        shared = 2 * operation.padded
+        fits = shared + CLASSIFIER_SPARE <= run.launch.card.shared_limit
+        name, most, columns = "k_classifier", CLASSIFIER_THREADS, CLASSIFIER_COLUMNS
+        if not fits:
+            name, most, columns = "k_classifier_long", LONG_CLASSIFIER_THREADS, LONG_CLASSIFIER_COLUMNS
         run.launch(
             run.unit("loss"),
-            "k_classifier",
+            name,
             "PPiiPfP",
             (run.tokens,),
-            (threads,),
+            (min(most, 32 * ceiling(operation.padded, 32 * columns)),),
             *(run.tensor(operation.inputs["logits"]), run.tensor(operation.inputs["targets"])),
             *(operation.vocab, operation.padded, run.tensor(operation.outputs["losses"]), scale, run.values),
+            shared=shared if fits else 0,
         )
 
     def backward(self, run: Run, operation: Classifier) -> None:
@@ -537,7 +545,7 @@ def _twin(program: Program, train: TrainSpec, operation: Operation, summed_elsew
     if isinstance(operation, Embed):
         return EmbedTwin(program.spec.tied)
     if isinstance(operation, LayerNorm | ResidualNorm):
-        return NormTwin(norm_rows(train, program.spec.context))
+        return NormTwin(norm_rows(train, program.spec.context, operation.width))
     if isinstance(operation, Linear):
         width = program.tensors[operation.outputs["y"]].shape[-1]
         if not isinstance(width, int):
@@ -546,9 +554,10 @@ def _twin(program: Program, train: TrainSpec, operation: Operation, summed_elsew
         weight = operation.parameters["weight"]
         in_a_block = operation.name != program.operations[-2].name  # the head comes before the loss
         eight = EightBitProduct("y", weight, bias, operation.wide, operation.deep) if eight_bit and in_a_block else None
-        return LinearTwin(width, bias is not None and bias not in summed_elsewhere, weight == "embed.token", eight)
+        sums_bias = bias is not None and bias not in summed_elsewhere
+        return LinearTwin(train, width, sums_bias, weight == "embed.token", eight)
     if isinstance(operation, Mlp):
-        return MlpTwin(_eight_bit_mlp(operation) if eight_bit else ())
+        return MlpTwin(train, _eight_bit_mlp(operation) if eight_bit else ())
     if isinstance(operation, Classifier):
         return ClassifierTwin()
     raise AssertionError(f"{operation.kind} has no half in the tier prod")
