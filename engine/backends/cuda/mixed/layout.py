@@ -28,17 +28,14 @@ class MixedLayout(CudaLayout):
     lingers = 2  # every linear layer waits for all work beside
     piece = 1 << 12  # many enough for small models to keep every multiprocessor busy
 
-    def __init__(self, program: Program, train: TrainSpec, tier: str) -> None:
+    def __init__(self, program: Program, train: TrainSpec, tier: str, own_attention: bool) -> None:
+        self._own_attention = own_attention
         super().__init__(program, train, tier)
         tokens = train.batch // train.shards * program.spec.context
         twins = ((o, self.twins[o.name]) for o in program.operations)
         found = {o.name: twin.parts(o, tokens) for o, twin in twins if isinstance(twin, MixedTwin)}
         parts = {name: part for name, part in found.items() if part is not None}
         self.sum_places = SumPlaces(parts, self.shards_at_once(train.shards))
-
-    def __init__(self, program: Program, train: TrainSpec, tier: str, own_attention: bool) -> None:
-        self._own_attention = own_attention
-        super().__init__(program, train, tier)
 
     def twins_of(self, program: Program) -> dict[str, Twin[Any]]:
         return mixed_twins(program, self.train, self._own_attention)
