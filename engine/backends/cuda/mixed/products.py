@@ -189,8 +189,11 @@ class Products:
         )
         _check(code, "describing a product")
 
-    def describe_product(self, shape: Shape, batch_strides: tuple[int, int, int]) -> Described:
-        """The library's description of a product. batch_strides: elements between batches of a, b and out."""
+    def describe_product(
+        self, shape: Shape, batch_strides: tuple[int, int, int], scales: tuple[int, int] = (0, 0)
+    ) -> Described:
+        """The library's description of a product. batch_strides: elements between batches of a, b and out; scales:
+        addresses of those of a and b, without which it proposes nothing for E4M3 numbers."""
         description = ctypes.c_void_p()
         code = self._lt.cublasLtMatmulDescCreate(ctypes.byref(description), COMPUTE_FP32, TYPES["float32"])
         _check(code, "describing a product")
@@ -201,6 +204,7 @@ class Products:
         if shape.types[0] == E4M3:
             for mode in (A_SCALE_MODE, B_SCALE_MODE):
                 self._describe(description, mode, ctypes.c_int32(SCALE_PER_LINE))
+            self._place_scales(description, scales)
         if "gelu" in shape.epilogue:
             self._describe(description, AUX_STRIDE, ctypes.c_int64(shape.strides[2]))
         m, n, k = shape.m, shape.n, shape.k
@@ -214,6 +218,10 @@ class Products:
             self._layout(out, m, n, shape.strides[2], shape.batches, batch_strides[2]),
         )
 
+    def _place_scales(self, description: Any, scales: tuple[int, int]) -> None:
+        self._describe(description, A_SCALES, ctypes.c_void_p(scales[1]))
+        self._describe(description, B_SCALES, ctypes.c_void_p(scales[0]))
+
     def proposals(self, product: Described, count: int) -> list[Algorithm]:
         """What the library proposes, best first by its own estimate; at most 8 whatever `count` is."""
         found = (_Proposal * count)()
@@ -225,7 +233,7 @@ class Products:
         _check(code, "looking for an algorithm")
         return [p.algorithm for p in found[: returned.value] if p.state == 0]
 
-    def _choose(self, shape: Shape, batch_strides: tuple[int, int, int]) -> Algorithm:
+    def _choose(self, shape: Shape, batch_strides: tuple[int, int, int], scales: tuple[int, int]) -> Algorithm:
         text = self.pinned.get(shape.key) or self._tuned.get(shape.key)
         if text:
             try:
@@ -233,7 +241,7 @@ class Products:
             except ValueError as error:
                 raise StateMismatch(f"the algorithm kept for the product {shape.key} is not 64 bytes") from error
         else:
-            proposals = self.proposals(self.describe_product(shape, batch_strides), 1)
+            proposals = self.proposals(self.describe_product(shape, batch_strides, scales), 1)
             if not proposals:
                 raise DeviceUnavailable(f"cuBLASLt has no algorithm for the product {shape.key}")
             algorithm = proposals[0]
@@ -267,8 +275,9 @@ class Products:
         shape = Shape(*sizes, a_by_k, b_by_n, strides, batches, (a.dtype, out.dtype), epilogue)
         chosen_for = replace(shape, m=usual[0], batches=usual[1]) if usual else shape
         if shape not in self.ready:
-            batch_strides = (a.batch, b.batch, out.batch)
-            self.ready[shape] = self.describe_product(shape, batch_strides), self._choose(chosen_for, batch_strides)
+            batch_strides, scales = (a.batch, b.batch, out.batch), (a.scales, b.scales)
+            algorithm = self._choose(chosen_for, batch_strides, scales)
+            self.ready[shape] = self.describe_product(shape, batch_strides, scales), algorithm
         product, algorithm = self.ready[shape]
         if self.recorded is not None:
             self.recorded[chosen_for.key] = self.choices[chosen_for.key]
@@ -277,8 +286,7 @@ class Products:
         if aux:
             self._describe(product.product, AUX, ctypes.c_void_p(aux))
         if a.scales:
-            self._describe(product.product, A_SCALES, ctypes.c_void_p(b.scales))
-            self._describe(product.product, B_SCALES, ctypes.c_void_p(a.scales))
+            self._place_scales(product.product, (a.scales, b.scales))
         code = self._lt.cublasLtMatmul(
             self._handle,
             product.product,
