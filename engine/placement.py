@@ -1,12 +1,14 @@
 """Places in one arena for things that live for a while: who lives at overlapping times gets disjoint places.
 
-What lives throughout comes first, side by side; then the longest-lived, then the largest, each at the lowest place that
-is free as long as it lives. Which places are taken is kept in a segment tree over time (Bentley 1977), so that a
-placement looks at a few spans of bytes and not at everything placed before.
+What lives throughout comes first, side by side; then one after another, each at the lowest place that is free as long
+as it lives: the longest-lived first, and where that leaves gaps also the earliest first; the smaller arena is taken.
+Which places are taken is kept in a segment tree over time (Bentley 1977), so that a placement looks at a few spans of
+bytes and not at everything placed before.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from itertools import accumulate
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
@@ -32,20 +34,41 @@ def place(storages: Iterable[Storage]) -> int:
     for storage in sorted(lasting, key=lambda s: -s.size):
         storage.offset = floor
         floor += _aligned(storage.size)
-    total = floor
-    taken = _Taken(end + 1)
     passing = [s for s in distinct if (s.first, s.last) != (0, end)]
-    for storage in sorted(passing, key=lambda s: (s.first - s.last, -s.size)):
+    found = _placed(sorted(passing, key=lambda s: (s.first - s.last, -s.size)), floor, end)
+    if found[0] > floor + _most_at_once(passing, end):
+        earliest_first = _placed(sorted(passing, key=lambda s: (s.first, -s.last, -s.size)), floor, end)
+        found = min(found, earliest_first, key=lambda f: f[0])
+    total, offsets = found
+    for storage, offset in offsets:
+        storage.offset = offset
+    return total
+
+
+def _most_at_once(storages: Iterable[Storage], end: int) -> int:
+    """Bytes of all that live at the fullest time: no arena is smaller."""
+    changes = [0] * (end + 2)
+    for storage in storages:
+        changes[storage.first] += _aligned(storage.size)
+        changes[storage.last + 1] -= _aligned(storage.size)
+    return max(accumulate(changes))
+
+
+def _placed(storages: Iterable[Storage], floor: int, end: int) -> tuple[int, list[tuple[Storage, int]]]:
+    """The bytes of an arena that holds `storages` from `floor` on, placed in their order, and the place of each."""
+    total, offsets = floor, []
+    taken = _Taken(end + 1)
+    for storage in storages:
         size = _aligned(storage.size)
         offset = floor
         for start, stop in sorted(taken.during(storage.first, storage.last)):
             if offset + size <= start:
                 break
             offset = max(offset, stop)
-        storage.offset = offset
+        offsets.append((storage, offset))
         taken.add(storage.first, storage.last, offset, offset + size)
         total = max(total, offset + size)
-    return total
+    return total, offsets
 
 
 def _aligned(size: int) -> int:

@@ -108,6 +108,7 @@ class _Planner:
         self.tier = tier
         self.second_half = _second_half(program)
         self.end = self.second_half[-1][0]
+        self._stays = self._staying()
         self.named: dict[str, tuple[BufferType, Category, Storage]] = {}
 
     def add(self, name: str, type: BufferType, category: Category, first: int, last: int) -> None:
@@ -115,7 +116,17 @@ class _Planner:
 
     def _lingering(self, last: int) -> int:
         """The time until which a buffer stays: in the backward half work may run beside the steps that follow."""
-        return last if last < len(self.program.operations) else min(last + self.layout.lingers, self.end)
+        return self._stays.get(last, last)
+
+    def _staying(self) -> dict[int, int]:
+        """For each time of the backward half, until when what is used there last stays. Nothing runs beside a block
+        that is computed again: a backend waits before it."""
+        stays, limit = {}, self.end
+        for time, step, again in reversed(self.second_half):
+            stays[time] = min(time + self.layout.lingers(step), limit)
+            if again is not None:
+                limit = time - 1
+        return stays
 
     def always(self, name: str, type: BufferType, category: Category) -> None:
         self.add(name, type, category, 0, self.end)

@@ -11,7 +11,10 @@ class Layout(Protocol):
 
     threads: int
     saves_in_arena: bool  # whether the copy that is saved stands in the arena
-    lingers: int  # steps of the backward half that a buffer stays after its last use
+
+    def lingers(self, step: BackwardStep) -> int:
+        """Steps of the backward half that a buffer stays after its last use in this one."""
+        ...
 
     def shards_at_once(self, shards: int) -> int: ...
     def gradient_sets(self, shards: int) -> int: ...
@@ -33,10 +36,12 @@ class CpuLayout:
     """One shard at a time, and what the operations name themselves."""
 
     saves_in_arena = True
-    lingers = 0
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+
+    def lingers(self, step: BackwardStep) -> int:
+        return 0
 
     def shards_at_once(self, shards: int) -> int:
         return 1

@@ -52,7 +52,7 @@ def test_buffers_stay_while_weight_gradients_run_beside() -> None:
     for time, step in enumerate(program.backward):
         if step.operation.kind == "linear":
             name = f"{step.operation.name}/backward/dy"
-            assert plan.buffers[name].last >= min(count + time + layout.lingers, 2 * count - 1)
+            assert plan.buffers[name].last >= min(count + time + layout.lingers(step), 2 * count - 1)
 
 
 def test_zeroed_buffers_do_not_overlap() -> None:

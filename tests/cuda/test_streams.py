@@ -84,7 +84,7 @@ def test_storage_is_used_again_only_after_work_beside(fused: bool, monkeypatch: 
             return
         under_way = side.queued[main.waited.get(id(side), 0) :]
         late += bool(under_way)
-        assert all(step + layout.lingers >= launcher.step for _, step in under_way), name
+        assert all(s + layout.lingers(program.backward[s]) >= launcher.step for _, s in under_way), name
         if name.startswith("k_layernorm_bwd"):  # adds to what linear layers before a residual sum read
             assert sum(kernel == "k_quantise_columns" for kernel, _ in under_way) <= 1
 

@@ -1,6 +1,6 @@
 """Places in the arena: the same as by looking at everything placed before, one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,12 +13,19 @@ Life = tuple[int, int, int]  # bytes, first and last time
 
 
 def by_looking_at_all(lives: Sequence[Life]) -> tuple[list[int], int]:
-    """Offsets and bytes in all: longest-lived first, then largest, each at the lowest place free then."""
+    """Offsets and bytes in all of the better order: longest-lived first, then largest; or earliest first, then
+    longest-lived, then largest."""
+    orders = [lambda life: (life[1] - life[2], -life[0]), lambda life: (life[1], -life[2], -life[0])]
+    return min((in_this_order(lives, order) for order in orders), key=lambda found: found[1])
+
+
+def in_this_order(lives: Sequence[Life], key: Callable[[Life], tuple[int, ...]]) -> tuple[list[int], int]:
+    """Those that live throughout side by side, then each at the lowest place free then."""
     end = max(last for _, _, last in lives)
     lasting = [n for n, (_, first, last) in enumerate(lives) if (first, last) == (0, end)]
     passing = [n for n in range(len(lives)) if n not in lasting]
     order = sorted(lasting, key=lambda n: -lives[n][0])
-    order += sorted(passing, key=lambda n: (lives[n][1] - lives[n][2], -lives[n][0]))
+    order += sorted(passing, key=lambda n: key(lives[n]))
     offsets = [0] * len(lives)
     stops: list[int] = []
     floor = 0

@@ -68,10 +68,13 @@ class EmbedTwin(Twin[Embed]):
 
     def backward_work(self, operation: Embed, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
         tokens = sizes.batch * sizes.context
-        return {
+        work = {
             "first": BufferType((shards, self.vocab), "int32"),
             "sums": BufferType((tokens, operation.width), "int64"),
         }
+        if not self.tied:
+            work["gradients"] = BufferType((shards, self.vocab, operation.width), "float32")
+        return work
 
     def zeroed(self, operation: Embed, tier: str, shards: int) -> dict[str, BufferType]:
         return {"tops": BufferType((shards, operation.width), "int32")}
@@ -94,7 +97,8 @@ class EmbedTwin(Twin[Embed]):
         width, tokens, shards, flag = operation.width, run.shard_tokens, run.shards, run.flag(operation)
         drop_out(run, operation.probability, operation.site, dy, width)
         first, sums, tops = run.work(operation, "first"), run.work(operation, "sums"), run.zeroed(operation, "tops")
-        token, gradients = operation.parameters["token"], run.token_gradients
+        token = operation.parameters["token"]
+        gradients = run.token_gradients if self.tied else run.work(operation, "gradients")
         if not self.tied:
             run.launch.fill(gradients, 0, 4 * shards * self.vocab * width)
         run.launch.fill(first, VERY_LARGE, 4 * shards * self.vocab)

@@ -45,8 +45,6 @@ class CudaLayout:
 
     threads = 1
     saves_in_arena = False
-    # A weight's gradient runs beside the steps that follow, up to the linear layer after the next one.
-    lingers = 5
     # Shards are taken together up to this many tokens: enough to fill a card, beyond it only memory grows.
     tokens_at_once = 8192
     most_shards = MOST_SHARDS
@@ -85,6 +83,12 @@ class CudaLayout:
     def twins_of(self, program: Program) -> dict[str, Twin[Operation]]:
         """The CUDA half of each operation, by name."""
         return {o.name: twin_of(program, o, self.fusion) for o in program.operations}
+
+    def lingers(self, step: BackwardStep) -> int:
+        """A weight's gradient runs beside the steps that follow, up to the linear layer after the next one; the head's,
+        whose operands are the largest of all while most activations are still there, beside the next one alone."""
+        operation = step.operation
+        return 1 if self.program.logits in (*operation.inputs.values(), *operation.outputs.values()) else 5
 
     def shards_at_once(self, shards: int) -> int:
         return self.shards_within(shards, self.tokens_at_once)
@@ -125,6 +129,8 @@ class CudaLayout:
     def token_gradients(self) -> dict[str, BufferType]:
         """Of the token embedding, by shard: a tied head writes them, the embedding adds to them at the other end."""
         spec = self.program.spec
+        if not spec.tied:
+            return {}
         shape = (self.shards_at_once(self.train.shards), spec.vocab, spec.d_model)
         return {"token_gradients": BufferType(shape, "float32")}
 

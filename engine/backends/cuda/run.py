@@ -52,6 +52,10 @@ class Run:
             (step.operation.name, role) for step in backend.program.backward for role in step.accumulates
         }
 
+        lingers = [backend.layout.lingers(step) for step in backend.program.backward]
+        # For each step, up to which earlier one storage of work beside may be used again.
+        self._over = [max((s + 1 for s in range(n) if s + lingers[s] < n), default=0) for n in range(len(lingers))]
+
     def place(self, tensor: str, address: int | None) -> None:
         """Let a tensor stand elsewhere than planned; None puts it back."""
         if address is None:
@@ -84,7 +88,7 @@ class Run:
 
     @property
     def token_gradients(self) -> int:
-        """Gradients of the token embedding by shard: [shards, vocab, width], joined when the embedding's are in."""
+        """Gradients of a tied token embedding by shard: [shards, vocab, width], joined when the embedding's are in."""
         return self._backend.address("token_gradients")
 
     def derived(self, operation: Operation, role: str) -> int:
@@ -123,7 +127,7 @@ class Run:
             twin = self._backend.twin(step.operation)
             self.launch.step = number
             # Storage that work beside uses is kept for so many steps.
-            self.launch.join(None if twin.joins or step.again else number - self._backend.layout.lingers)
+            self.launch.join(None if twin.joins or step.again else self._over[number])
             if twin.joins_reads:
                 self.launch.join_reads()
             self._phase = "again"

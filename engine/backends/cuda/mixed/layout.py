@@ -11,7 +11,7 @@ from engine.backends.cuda.mixed.run import USUAL_TOKENS
 from engine.backends.cuda.mixed.twins import MixedTwin, mixed_twins
 from engine.backends.cuda.twin import Twin
 from engine.operations.base import BufferType
-from engine.program import Program
+from engine.program import BackwardStep, Program
 from engine.spec import TrainSpec
 
 MOST_SHARDS_AT_ONCE = 64  # as k_join_gradients has room for
@@ -25,7 +25,6 @@ class MixedLayout(CudaLayout):
 
     tokens_at_once = USUAL_TOKENS
     most_shards = MOST_SHARDS_AT_ONCE
-    lingers = 2  # every linear layer waits for all work beside
     piece = 1 << 12  # many enough for small models to keep every multiprocessor busy
 
     def __init__(self, program: Program, train: TrainSpec, tier: str, own_attention: bool) -> None:
@@ -36,6 +35,9 @@ class MixedLayout(CudaLayout):
         found = {o.name: twin.parts(o, tokens) for o, twin in twins if isinstance(twin, MixedTwin)}
         parts = {name: part for name, part in found.items() if part is not None}
         self.sum_places = SumPlaces(parts, self.shards_at_once(train.shards))
+
+    def lingers(self, step: BackwardStep) -> int:
+        return 2  # every linear layer waits for all work beside
 
     def twins_of(self, program: Program) -> dict[str, Twin[Any]]:
         return mixed_twins(program, self.train, self._own_attention)
