@@ -211,7 +211,8 @@ def measured_on_card(configuration: dict[str, Any], free_before: int) -> dict[st
 
 def in_its_own_process(configuration: dict[str, Any], *more: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", json.dumps(configuration), *more]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    path = filter(None, (str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
     result: dict[str, Any] = json.loads(done.stdout)
     return result

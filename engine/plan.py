@@ -119,12 +119,11 @@ class _Planner:
         return self._stays.get(last, last)
 
     def _staying(self) -> dict[int, int]:
-        """For each time of the backward half, until when what is used there last stays. Nothing runs beside a block
-        that is computed again: a backend waits before it."""
+        """For each time of the backward half, until when what is used there last stays."""
         stays, limit = {}, self.end
         for time, step, again in reversed(self.second_half):
             stays[time] = min(time + self.layout.lingers(step), limit)
-            if again is not None:
+            if again is not None or (not step.again and self.layout.waits(step)):
                 limit = time - 1
         return stays
 

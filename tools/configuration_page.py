@@ -17,8 +17,8 @@ an unknown key. YAML is read as version 1.2 (`1e-5` is a number, `on` and `no` a
 configuration takes `-S section.key=value`; for the pipeline, `dvc exp run -S section.key=value`.
 
 `tier` is `portable` (the same bits on every machine), `debug` (plain fp32: the same bits on the same kind of machine)
-or `prod` (bf16 or fp16 on a GPU, with `train.precision`: the same bits on the same model of card and libraries,
-elsewhere a declared tolerance).
+or `prod` (on a GPU, with `train.precision` bf16, fp16 or, as an experiment, fp8: the same bits on the same model of
+card and libraries, elsewhere a declared tolerance).
 
 This page is written by `tools/configuration_page.py` from the code that checks configurations.
 """

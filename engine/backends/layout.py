@@ -16,6 +16,10 @@ class Layout(Protocol):
         """Steps of the backward half that a buffer stays after its last use in this one."""
         ...
 
+    def waits(self, step: BackwardStep) -> bool:
+        """Whether all work beside is over before this step."""
+        ...
+
     def shards_at_once(self, shards: int) -> int: ...
     def gradient_sets(self, shards: int) -> int: ...
     def tensor_type(self, name: str, type: BufferType) -> BufferType:
@@ -42,6 +46,9 @@ class CpuLayout:
 
     def lingers(self, step: BackwardStep) -> int:
         return 0
+
+    def waits(self, step: BackwardStep) -> bool:
+        return True
 
     def shards_at_once(self, shards: int) -> int:
         return 1

@@ -7,9 +7,11 @@ import pytest
 from artifacts import load_bundle
 from engine.trainer import Trainer
 from reproduce.configuration import check
+from reproduce.diff import diff
+from reproduce.diff.sides import find_side
 from reproduce.errors import ConfigurationError, ReproduceError
 from reproduce.project import Project
-from reproduce.selftest.lab import Deviation, Lab, make_lab, settings_with
+from reproduce.selftest.lab import Deviation, Lab, make_lab, quietly, settings_with
 from reproduce.stages import train_stage
 from reproduce.verification.distances import Tolerance
 from tests.cuda import fake_card
@@ -107,3 +109,15 @@ def test_on_a_cpu_it_is_within_the_tolerance_and_another_rate_is_not(prod, tmp_p
     other = lab.forge_run(Deviation(settings=changed))
     found = here.verify(other)
     assert (found["code"], found["verdict"]) == (1, "differs"), found
+
+
+def test_two_runs_are_compared_by_replays_on_the_card(prod, tmp_path):
+    lab = make_lab(tmp_path / "project", prod)
+    rate = 1.5 * lab.configuration.train.learning_rate
+    other = make_lab(tmp_path / "other", {**prod, "train": {**prod["train"], "learning_rate": rate}})
+    sides = find_side(lab.store, lab.record), find_side(lab.store, f"{other.store.path}:{other.record}")
+    code, said = quietly(lambda: diff(lab.project, lab.configuration.run, *sides, True))
+    found = json.loads(said)
+    assert (code, found["step"]) == (1, 1)
+    assert [state["origin"] for state in found["states"]] == ["replayed", "replayed"]
+    assert found["tensors"] and all(entry["ulp"] > 0 for entry in found["tensors"])

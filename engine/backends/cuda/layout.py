@@ -90,6 +90,9 @@ class CudaLayout:
         operation = step.operation
         return 1 if self.program.logits in (*operation.inputs.values(), *operation.outputs.values()) else 5
 
+    def waits(self, step: BackwardStep) -> bool:
+        return self.twins[step.operation.name].joins or bool(step.again)
+
     def shards_at_once(self, shards: int) -> int:
         return self.shards_within(shards, self.tokens_at_once)
 

@@ -54,6 +54,7 @@ class Run:
 
         lingers = [backend.layout.lingers(step) for step in backend.program.backward]
         # For each step, up to which earlier one storage of work beside may be used again.
+        self._waits = [backend.layout.waits(step) for step in backend.program.backward]
         self._over = [max((s + 1 for s in range(n) if s + lingers[s] < n), default=0) for n in range(len(lingers))]
 
     def place(self, tensor: str, address: int | None) -> None:
@@ -127,7 +128,7 @@ class Run:
             twin = self._backend.twin(step.operation)
             self.launch.step = number
             # Storage that work beside uses is kept for so many steps.
-            self.launch.join(None if twin.joins or step.again else self._over[number])
+            self.launch.join(None if self._waits[number] else self._over[number])
             if twin.joins_reads:
                 self.launch.join_reads()
             self._phase = "again"
