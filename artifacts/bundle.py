@@ -6,7 +6,7 @@ no time, path or machine.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,9 +32,6 @@ _T = TypeVar("_T")
 
 # Of a tensor's bytes in memory: a line of the processor's cache.
 _ALIGNMENT = 64
-
-# How many objects before its turn the disk begins with an object.
-_AHEAD = 12
 
 # What one object costs on disk beside its content: header and the rest of its last block.
 _OBJECT_OVERHEAD = 4096
@@ -110,12 +107,9 @@ def load_bundle(store: Store, name: str, into: Mapping[str, Array] | None = None
     with store.using():
         manifest = load_manifest(store, name)
         tensors = allocate(manifest, into or {}, f"bundle {name}")
-        targets = _targets(tensors)
-        parallel_reads(
-            store,
+        parallel(
             lambda chunk: load_chunk(store, name, manifest.tensor(chunk.tensor), chunk.number, chunk.content),
-            targets,
-            [manifest.tensor(chunk.tensor).chunks[chunk.number] for chunk in targets],
+            _targets(tensors),
         )
     return Bundle(tensors, manifest.state)
 
@@ -126,8 +120,7 @@ def verify_bundle(store: Store, name: str) -> Manifest:
     with store.using():
         manifest = load_manifest(store, name)
         tasks = [(entry, number) for entry in manifest.tensors for number in range(len(entry.chunks))]
-        names = [entry.chunks[number] for entry, number in tasks]
-        parallel_reads(store, lambda task: read_chunk(store, name, *task), tasks, names)
+        parallel(lambda task: read_chunk(store, name, *task), tasks)
     return manifest
 
 
@@ -220,17 +213,6 @@ def parallel(task: Callable[[Any], _T], items: Iterable[Any], threads: int | Non
             if not future.cancelled() and (error := future.exception()) is not None:
                 raise error
         return [future.result() for future in futures]
-
-
-def parallel_reads(store: Store, task: Callable[[Any], _T], items: Sequence[Any], names: Sequence[str]) -> list[_T]:
-    """`parallel` where the task of an item reads the object in the same place of `names`."""
-
-    def read(number: int) -> _T:
-        if number + _AHEAD < len(names):
-            store.read_ahead(names[number + _AHEAD])
-        return task(items[number])
-
-    return parallel(read, range(len(items)))
 
 
 def _targets(tensors: Mapping[str, Array]) -> list[_Chunk]:

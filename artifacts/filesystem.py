@@ -7,7 +7,6 @@ stop a save at any call.
 import ctypes
 import fcntl
 import os
-from contextlib import suppress
 from pathlib import Path
 
 _SYNC_FILE_RANGE_WRITE = 2
@@ -50,20 +49,6 @@ def start_writeback(descriptor: int) -> None:
     there what is missing and tells of errors."""
     if _sync_file_range is not None:
         _sync_file_range(descriptor, 0, 0, _SYNC_FILE_RANGE_WRITE)
-
-
-def start_reading(path: Path) -> None:
-    """Lets the system fetch a file from the medium, where it can be asked to. Nothing rests on it: whoever reads the
-    file waits for what is missing and meets the errors."""
-    advise = getattr(os, "posix_fadvise", None)
-    if advise is None:
-        return
-    with suppress(OSError):
-        descriptor = open_read(path)
-        try:
-            advise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)
 
 
 def sync(descriptor: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from artifacts import filesystem, runs
 from artifacts.attestation import read_attestations
-from artifacts.bundle import parallel_reads
+from artifacts.bundle import parallel
 from artifacts.errors import Corrupt, InvalidInput
 from artifacts.references import Fault, References, find_references
 from artifacts.store import Store
@@ -47,7 +47,7 @@ def fsck(store: Store, sample: float = 1.0) -> FsckReport:
         # A fresh choice every time: repeated samples come to see every object.
         chosen = sorted(random.SystemRandom().sample(unread, round(sample * len(unread))))
         known = {fault.subject for fault in found.corrupt}
-        for subject, message in parallel_reads(store, lambda name: _check(store, name, found), chosen, chosen):
+        for subject, message in parallel(lambda name: _check(store, name, found), chosen):
             if message is not None and subject not in known:
                 found.corrupt.append(Fault(subject, message))
         for name in sorted(set(found.needed) - present):

@@ -99,10 +99,6 @@ class Store:
         content = encoding.decode(file, encoding.MAX_CONTENT, what, self._scratch_content.get)
         self._check_hash(name, hash_bytes(content))
 
-    def read_ahead(self, name: str) -> None:
-        """To be called some time before object `name` is read: the disk works meanwhile."""
-        filesystem.start_reading(self.object_path(name))
-
     def has(self, name: str) -> bool:
         """Whether a file of object `name` is there; its content is only checked by `get`."""
         return filesystem.exists(self.object_path(name))
