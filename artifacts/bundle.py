@@ -77,7 +77,8 @@ def save_bundle(
             for name in sorted(flat)
             for number, content in enumerate(split(flat[name]))
         ]
-        hashes = parallel(lambda chunk: store.write_object(chunk.content, chunk.width), chunks, threads)
+        with store.writing() as writer:
+            hashes = parallel(lambda chunk: writer.write_object(chunk.content, chunk.width), chunks, threads)
         by_tensor: dict[str, list[str]] = {name: [] for name in flat}
         for chunk, name in zip(chunks, hashes, strict=True):
             by_tensor[chunk.tensor].append(name)

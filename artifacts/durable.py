@@ -4,15 +4,22 @@ within a bound."""
 import errno
 import os
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from artifacts import filesystem
 from artifacts.errors import Corrupt, Missing, NoSpace, ReadOnly
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+# Files of one batch that are open at once; some systems allow a process 256.
+_MOST_WAITING = 64
 
 
 @contextmanager
@@ -37,22 +44,89 @@ def write_whole(target: Path, parts: Iterable[bytes | memoryview], temporary: Pa
 
     The entry in `target`'s folder is not durable before the caller has synced that folder.
     """
-    scratch = temporary / f"{os.getpid()}-{secrets.token_hex(8)}"
-    with write_errors(target):
-        try:
-            descriptor = filesystem.open_new(scratch, mode)
+    with FileBatch(temporary) as batch:
+        batch.write(target, parts, mode)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A file that is written and neither synced nor named yet."""
+
+    descriptor: int
+    scratch: Path
+    target: Path
+
+
+class FileBatch:
+    """Writes many files as `write_whole` does, by any number of threads, and syncs and names each some time after it is
+    written: by then the medium has most of its bytes, and one commit of the filesystem's journal serves many files.
+
+    All files are in their places when the `with` block has ended without an error; after an error those that are not
+    are removed.
+    """
+
+    def __init__(self, temporary: Path) -> None:
+        self._temporary = temporary
+        self._waiting: deque[_Waiting] = deque()
+
+    def write(self, target: Path, parts: Iterable[bytes | memoryview], mode: int = 0o644) -> None:
+        scratch = self._temporary / f"{os.getpid()}-{secrets.token_hex(8)}"
+        with write_errors(target):
+            descriptor = -1
             try:
+                descriptor = filesystem.open_new(scratch, mode)
                 for part in parts:
                     _write_all(descriptor, memoryview(part))
-                filesystem.sync(descriptor)
-            finally:
-                filesystem.close(descriptor)
-            filesystem.rename(scratch, target)
-        except Exception:
-            # The space is wanted back at once; what stays behind all the same is for `gc`.
-            with suppress(OSError):
-                filesystem.unlink(scratch)
-            raise
+            except Exception:
+                _give_up(descriptor, scratch)
+                raise
+        filesystem.start_writeback(descriptor)
+        self._waiting.append(_Waiting(descriptor, scratch, target))
+        if len(self._waiting) > _MOST_WAITING:
+            self._finish(_MOST_WAITING // 2)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish(len(self._waiting))
+        finally:
+            while self._waiting:
+                file = self._waiting.popleft()
+                _give_up(file.descriptor, file.scratch)
+
+    def _finish(self, count: int) -> None:
+        """Syncs and names the `count` files that have waited longest, or as many as other threads leave."""
+        for _ in range(count):
+            try:
+                file = self._waiting.popleft()
+            except IndexError:
+                return
+            with write_errors(file.target):
+                try:
+                    try:
+                        filesystem.sync(file.descriptor)
+                    finally:
+                        filesystem.close(file.descriptor)
+                    filesystem.rename(file.scratch, file.target)
+                except Exception:
+                    _give_up(-1, file.scratch)
+                    raise
+
+
+def _give_up(descriptor: int, scratch: Path) -> None:
+    """The space is wanted back at once; what stays behind all the same is for `gc`."""
+    if descriptor >= 0:
+        filesystem.close(descriptor)
+    with suppress(OSError):
+        filesystem.unlink(scratch)
 
 
 def make_directories(path: Path) -> None:

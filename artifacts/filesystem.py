@@ -4,9 +4,16 @@ Other modules call these functions as `filesystem.name(...)`, so a test can repl
 stop a save at any call.
 """
 
+import ctypes
 import fcntl
 import os
 from pathlib import Path
+
+_SYNC_FILE_RANGE_WRITE = 2
+# Linux only, and not in `os`.
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
 def open_new(path: Path, mode: int) -> int:
@@ -35,6 +42,13 @@ def read(descriptor: int, size: int) -> bytes:
 def read_into(descriptor: int, target: memoryview) -> int:
     """Reads at most as many bytes as `target` has and says how many; 0 at the end."""
     return os.readv(descriptor, [target])
+
+
+def start_writeback(descriptor: int) -> None:
+    """Lets the medium begin with a file's bytes, where the system can be asked to. Nothing rests on it: `sync` puts
+    there what is missing and tells of errors."""
+    if _sync_file_range is not None:
+        _sync_file_range(descriptor, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
 
 def sync(descriptor: int) -> None:

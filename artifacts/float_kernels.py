@@ -70,36 +70,22 @@ def survey(words: Words, stride: int, most: int) -> int:
 @_compiled(
     _array(types.uint32),
     types.uint32,
-    _array(types.uint16, writable=True),
-    _array(types.uint8, writable=True),
-    _array(types.uint8, writable=True),
-)
-def split_first(words: Words, base: int, low: Shorts, high: Bytes, codes: Bytes) -> None:
-    """The parts of numbers whose codes are the lower halves of `codes`, the upper ones becoming 0."""
-    for i in range(len(words)):
-        word = words[i]
-        low[i] = word & _u32(0xFFFF)
-        high[i] = ((word >> _u32(16)) & _u32(0x7F)) | ((word >> _u32(24)) & _u32(0x80))
-        above = ((word >> _u32(23)) - base) & _u32(0xFF)
-        codes[i] = above + _u32(1) if above < _u32(CODES) else _u32(0)
-
-
-@_compiled(
-    _array(types.uint32),
     types.uint32,
     _array(types.uint16, writable=True),
     _array(types.uint8, writable=True),
     _array(types.uint8, writable=True),
 )
-def split_second(words: Words, base: int, low: Shorts, high: Bytes, codes: Bytes) -> None:
-    """The same for the upper halves, the lower ones staying."""
+def split(words: Words, base: int, shift: int, low: Shorts, high: Bytes, codes: Bytes) -> None:
+    """The parts of numbers whose codes are `shift` bits up in `codes`: what lies below stays, what lies above becomes
+    0."""
+    below = (_u32(1) << shift) - _u32(1)
     for i in range(len(words)):
         word = words[i]
         low[i] = word & _u32(0xFFFF)
         high[i] = ((word >> _u32(16)) & _u32(0x7F)) | ((word >> _u32(24)) & _u32(0x80))
         above = ((word >> _u32(23)) - base) & _u32(0xFF)
         code = above + _u32(1) if above < _u32(CODES) else _u32(0)
-        codes[i] = _u32(codes[i]) | (code << _u32(4))
+        codes[i] = (_u32(codes[i]) & below) | (code << shift)
 
 
 @_compiled(

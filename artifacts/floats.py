@@ -41,8 +41,8 @@ def split_floats(content: memoryview) -> list[bytes | memoryview] | None:
     scratch = _scratch(count)
     low, high, codes = scratch.low[:count], scratch.high[:count], scratch.codes[:half]
     rare = scratch.rare[: int(_MOST_EXCEPTIONS * count)]
-    kernels.split_first(words[:half], base, low[:half], high[:half], codes)
-    kernels.split_second(words[half:], base, low[half:], high[half:], codes)
+    kernels.split(words[:half], base, 0, low[:half], high[:half], codes)
+    kernels.split(words[half:], base, 4, low[half:], high[half:], codes)
     longs = codes[: half // 8 * 8].view("<u8")
     found = kernels.list_rare(codes, longs, 0x0F, words[:half], rare, 0)
     if found >= 0:

@@ -110,14 +110,17 @@ class Store:
         An object that is there already is verified once and not written again; a damaged one is
         replaced.
         """
+        with self.writing() as writer:
+            return writer.write_object(content, width)
+
+    @contextmanager
+    def writing(self) -> Iterator["ObjectWriter"]:
+        """For `write_object` of many, by any number of threads: they are in their places when the block has ended."""
         self.require_writable()
-        view = memoryview(content).cast("B")
-        if len(view) > encoding.MAX_CONTENT:
-            raise InvalidInput(f"an object of {len(view)} bytes, at most {encoding.MAX_CONTENT}")
-        name = hash_bytes(view)
-        if not self.holds_whole(name):
-            self._write(name, encoding.encode(view, width, self.level))
-        return name
+        with durable.FileBatch(self.path / "tmp") as batch:
+            writer = ObjectWriter(self, batch)
+            yield writer
+        self._checked |= writer.names
 
     def adopt_object(self, name: str, file: bytes, length: int) -> None:
         """`write_object` of an object file that was made elsewhere, verified first.
@@ -128,7 +131,8 @@ class Store:
         content = encoding.decode(file, length, f"object {name}")
         self._check_hash(name, hash_bytes(content))
         if not self.holds_whole(name):
-            self._write(name, [file])
+            with self.writing() as writer:
+                writer.write_file(name, [file])
 
     def sync_objects(self, names: Iterable[str]) -> None:
         """Makes the folder entries of objects durable, also of those that another process has just
@@ -221,13 +225,6 @@ class Store:
             path = self.object_path(name)
             raise Corrupt(f"object {name}: content has hash {found} ({path})")
 
-    def _write(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
-        path = self.object_path(name)
-        # Not synced here: `sync_objects` does that once for all objects of a bundle.
-        durable.make_directory(path.parent)
-        durable.write_whole(path, parts, self.path / "tmp", _OBJECT_MODE)
-        self._checked.add(name)
-
     def _sync_folders(self, folders: Iterable[Path]) -> None:
         # Folders that were there already are synced too: the process that made them may not have
         # come to it yet.
@@ -289,3 +286,39 @@ class Store:
         if found.startswith(_FORMAT_PREFIX):
             raise UnknownVersion(f"store {self.path} has format {found!r}, this program reads {FORMAT!r}")
         raise Corrupt(f"store {self.path}: {FORMAT_FILE} should be {FORMAT!r}, is {found!r}")
+
+
+class ObjectWriter:
+    """Writes objects to `store` as parts of one batch; `Store.writing` makes it. `names` are those it has been given,
+    all whole and in place when the batch has ended without an error."""
+
+    def __init__(self, store: Store, batch: durable.FileBatch) -> None:
+        self.names: set[str] = set()
+        self._store = store
+        self._batch = batch
+        self._lock = threading.Lock()
+
+    def write_object(self, content: bytes | memoryview, width: int = 1) -> str:
+        """`Store.write_object`, but the object may be in its place only when the batch has ended."""
+        view = memoryview(content).cast("B")
+        if len(view) > encoding.MAX_CONTENT:
+            raise InvalidInput(f"an object of {len(view)} bytes, at most {encoding.MAX_CONTENT}")
+        name = hash_bytes(view)
+        if self._is_new(name) and not self._store.holds_whole(name):
+            self.write_file(name, encoding.encode(view, width, self._store.level))
+        return name
+
+    def write_file(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
+        """Object `name` with the file that `parts` make."""
+        self.names.add(name)
+        path = self._store.object_path(name)
+        # Not synced here: `sync_objects` does that once for all objects of a bundle.
+        durable.make_directory(path.parent)
+        self._batch.write(path, parts, _OBJECT_MODE)
+
+    def _is_new(self, name: str) -> bool:
+        """Of equal contents in a batch only one is looked for and written."""
+        with self._lock:
+            new = name not in self.names
+            self.names.add(name)
+        return new

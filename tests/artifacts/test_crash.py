@@ -14,13 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifacts import Store, load_bundle, open_run, save_bundle
+from artifacts import Store, durable, load_bundle, open_run, save_bundle
 from artifacts.errors import ArtifactError, NoSpace, ReadOnly
 from artifacts.fsck import fsck
 from artifacts.gc import gc
 
 FIRST = {"w": np.arange(100, dtype=np.float32), "same": np.ones(10, np.int64)}
-SECOND = {"w": np.arange(100, dtype=np.float32) + 1, "same": np.ones(10, np.int64)}
+SECOND = {
+    "w": np.arange(100, dtype=np.float32) + 1,
+    "same": np.ones(10, np.int64),
+    **{f"new{number}": np.float32([number, 0.5]) for number in range(3)},
+}
 
 
 def save(store, step, tensors):
@@ -31,8 +35,10 @@ def save(store, step, tensors):
 
 
 @pytest.fixture
-def base(tmp_path):
-    """A store with one bundle, and the hashes of that and of the one saved next."""
+def base(tmp_path, monkeypatch):
+    """A store with one bundle, and the hashes of that and of the one saved next, whose files are named partly while
+    others are still to be written."""
+    monkeypatch.setattr(durable, "_MOST_WAITING", 2)
     store = Store(tmp_path / "base")
     first = save(store, 1, FIRST)
     scratch = Store(tmp_path / "scratch")
