@@ -81,7 +81,6 @@ class Flash:
         self.name = f"cuDNN {self.version}"
         self._handle = cudnn.create_handle()
         cudnn.set_stream(handle=self._handle, stream=stream)
-        self.workspaces: dict[tuple[Heads, int, bool], tuple[int, int]] = {}  # bytes needed, and planned
         self._graphs: dict[tuple[Heads, int, bool], tuple[Any, dict[str, Any]]] = {}
 
     def forward(self, heads: Heads, rows: int, places: Places) -> None:
@@ -161,7 +160,6 @@ class Flash:
         except Exception as error:
             raise DeviceUnavailable(f"cuDNN {self.version} has no attention for {heads}: {error}") from error
         needed, planned = graph.get_workspace_size(), heads.backward_workspace(rows) if backward else SPARE
-        self.workspaces[heads, rows, backward] = needed, planned
         if needed > planned:
             raise DeviceUnavailable(
                 f"cuDNN {self.version} needs {needed / 2**20:,.0f} MiB of workspace for {rows} rows of {heads}, "
