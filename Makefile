@@ -20,7 +20,7 @@ repro: setup
 	@.venv/bin/reproduce show
 
 test: setup
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 lint: setup
 	.venv/bin/ruff check .
