@@ -4,7 +4,6 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,11 +93,11 @@ def verify(project: Project, options: RunOptions, prefix: str, request: Request)
             return elsewhere
     report.seconds = time.monotonic() - clock
     environment = fingerprint(project.root, options.thread_count())
-    with suppress(ReadOnly):
-        write_attestation(
-            store,
-            Attestation(name, "verified", report.as_json(), environment, started, now()),
-        )
+    attestation = Attestation(name, "verified", report.as_json(), environment, started, now())
+    try:
+        write_attestation(store, attestation)
+    except ReadOnly as error:
+        say(f"the verdict is not kept as an attestation: {error}")
     return _finish(report, request, say, environment)
 
 

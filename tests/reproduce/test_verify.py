@@ -254,3 +254,14 @@ def test_a_changed_data_order_differs_at_the_first_step(prepared, record):
     found = verify_with_its_sources(prepared, record, code=1)
     assert found["differences"][0]["step"] == 1
     assert {d["tensor"] for d in found["differences"][1]["tensors"]} >= {"history/loss", "weights/embed.token"}
+
+
+def test_a_store_that_cannot_be_written_is_verified(prepared, record, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    for call in ("open_new", "open_lock", "make_directory", "rename", "unlink", "sync_directory"):
+        monkeypatch.setattr(f"artifacts.filesystem.{call}", refuse)
+    done = prepared.call("verify", record, code=0)
+    assert "verdict: bit-exact" in done.stdout
+    assert "the verdict is not kept as an attestation: cannot write" in done.stdout
