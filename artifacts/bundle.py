@@ -204,7 +204,11 @@ def parallel(task: Callable[[Any], _T], items: Iterable[Any], threads: int | Non
     """
     with ThreadPoolExecutor(threads or (os.cpu_count() or 1) + 3) as pool:
         futures: list[Future[_T]] = [pool.submit(task, item) for item in items]
-        _, pending = wait(futures, return_when=FIRST_EXCEPTION)
+        try:
+            _, pending = wait(futures, return_when=FIRST_EXCEPTION)
+        except BaseException:  # somebody lost patience: nothing new is begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
         for future in pending:
             future.cancel()
         # A cancelled task has no result, but then an earlier or later one has an error: that one is

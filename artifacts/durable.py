@@ -4,6 +4,7 @@ within a bound."""
 import errno
 import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,15 +18,17 @@ from artifacts.errors import Corrupt, Missing, NoSpace, ReadOnly
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 
-# Files of one batch that are open at once; some systems allow a process 256.
+# Files of one batch that are open at once, where a process may open eight times as many.
 _MOST_WAITING = 64
+_PATIENCE_SECONDS = 2.0  # until other threads have closed theirs
 
 
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turns a full disk or quota into NoSpace and a folder that cannot be written into ReadOnly,
-    naming `path`."""
+    """Turns a full disk or quota into NoSpace and a folder that cannot be written into ReadOnly; these and all other
+    errors of the system name `path`."""
     try:
         yield
     except OSError as error:
@@ -36,6 +39,8 @@ def write_errors(path: Path) -> Iterator[None]:
             ) from error
         if error.errno in _READ_ONLY:
             raise ReadOnly(f"cannot write {path}: {error.strerror}") from error
+        if error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
@@ -68,22 +73,39 @@ class FileBatch:
     def __init__(self, temporary: Path) -> None:
         self._temporary = temporary
         self._waiting: deque[_Waiting] = deque()
+        self._most = max(1, min(_MOST_WAITING, filesystem.open_file_limit() // 8))
+        self._ended = False
 
     def write(self, target: Path, parts: Iterable[bytes | memoryview], mode: int = 0o644) -> None:
         scratch = self._temporary / f"{os.getpid()}-{secrets.token_hex(8)}"
         with write_errors(target):
-            descriptor = -1
+            descriptor = self._open(scratch, mode)
             try:
-                descriptor = filesystem.open_new(scratch, mode)
                 for part in parts:
                     _write_all(descriptor, memoryview(part))
-            except Exception:
+                filesystem.start_writeback(descriptor)
+                if self._ended:
+                    raise AssertionError(f"{target} was written after its batch had ended")
+            except BaseException:
                 _give_up(descriptor, scratch)
                 raise
-        filesystem.start_writeback(descriptor)
         self._waiting.append(_Waiting(descriptor, scratch, target))
-        if len(self._waiting) > _MOST_WAITING:
-            self._finish(_MOST_WAITING // 2)
+        if len(self._waiting) > self._most:
+            self._finish(len(self._waiting) - self._most // 2)
+
+    def _open(self, scratch: Path, mode: int) -> int:
+        """Where the process may open no more files, those that wait are finished first."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return filesystem.open_new(scratch, mode)
+            except OSError as error:
+                if error.errno not in _TOO_MANY_OPEN or time.monotonic() > deadline:
+                    raise
+            if self._waiting:
+                self._finish(len(self._waiting))
+            else:
+                time.sleep(0.01)
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +120,7 @@ class FileBatch:
             if kind is None:
                 self._finish(len(self._waiting))
         finally:
+            self._ended = True
             while self._waiting:
                 file = self._waiting.popleft()
                 _give_up(file.descriptor, file.scratch)
@@ -116,7 +139,7 @@ class FileBatch:
                     finally:
                         filesystem.close(file.descriptor)
                     filesystem.rename(file.scratch, file.target)
-                except Exception:
+                except BaseException:
                     _give_up(-1, file.scratch)
                     raise
 
@@ -124,7 +147,8 @@ class FileBatch:
 def _give_up(descriptor: int, scratch: Path) -> None:
     """The space is wanted back at once; what stays behind all the same is for `gc`."""
     if descriptor >= 0:
-        filesystem.close(descriptor)
+        with suppress(OSError):
+            filesystem.close(descriptor)
     with suppress(OSError):
         filesystem.unlink(scratch)
 
@@ -189,6 +213,8 @@ def _open_within(path: Path, limit: int, what: str) -> Iterator[tuple[int, int]]
     except FileNotFoundError as error:
         raise Missing(f"{what}: no file {path}") from error
     except OSError as error:
+        if error.errno in _TOO_MANY_OPEN:
+            raise  # says nothing of the file
         raise Corrupt(f"{what}: cannot open {path}: {error.strerror}") from error
     try:
         size = filesystem.size_of(descriptor)

@@ -7,6 +7,8 @@ stop a save at any call.
 import ctypes
 import fcntl
 import os
+import resource
+import sys
 from pathlib import Path
 
 _SYNC_FILE_RANGE_WRITE = 2
@@ -19,6 +21,12 @@ if _sync_file_range is not None:
 def open_new(path: Path, mode: int) -> int:
     """Descriptor of a file that this call creates; FileExistsError if it is there."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+
+
+def open_file_limit() -> int:
+    """How many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 def open_read(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from artifacts import durable, filesystem
@@ -12,9 +12,9 @@ from artifacts.errors import ReadOnly
 class Gate:
     """The lock file `path`.
 
-    A file that cannot be written serves as well for `shared`, if it can be read. With `read_only`,
-    `shared` takes the lock if the file is there and goes without otherwise: a store in a folder
-    that cannot be written is not being collected either.
+    For `shared` a file that cannot be written serves as well, if it can be read, and where the
+    folder cannot be written, or with `read_only`, none at all: a store in a folder that cannot be
+    written is not being collected either. Who wants to write has to look at `without_lock`.
     """
 
     def __init__(self, path: Path, read_only: bool) -> None:
@@ -67,13 +67,9 @@ class Gate:
                 self._changed.notify_all()
 
     def _open_shared(self) -> int | None:
-        if self._read_only:
-            try:
-                descriptor = filesystem.open_read(self._path)
-            except OSError:
-                return None
-        else:
-            descriptor = self._open_writable_or_there()
+        descriptor = self._open_there() if self._read_only else self._open_writable_or_there()
+        if descriptor is None:
+            return None
         try:
             filesystem.lock_shared(descriptor)
         except BaseException:
@@ -81,13 +77,22 @@ class Gate:
             raise
         return descriptor
 
-    def _open_writable_or_there(self) -> int:
+    @property
+    def without_lock(self) -> bool:
+        """Whether it is held shared with no lock, because there is none that could be opened."""
+        return self._holders > 0 and self._owner is None and self._descriptor is None
+
+    def _open_writable_or_there(self) -> int | None:
         try:
             return self._open_writable()
         except ReadOnly:
-            with suppress(OSError):
-                return filesystem.open_read(self._path)
-            raise
+            return self._open_there()
+
+    def _open_there(self) -> int | None:
+        try:
+            return filesystem.open_read(self._path)
+        except (FileNotFoundError, PermissionError):
+            return None
 
     def _open_writable(self) -> int:
         with durable.write_errors(self._path):

@@ -117,6 +117,7 @@ class Store:
     def writing(self) -> Iterator["ObjectWriter"]:
         """For `write_object` of many, by any number of threads: they are in their places when the block has ended."""
         self.require_writable()
+        durable.make_directory(self.path / "tmp")
         with durable.FileBatch(self.path / "tmp") as batch:
             writer = ObjectWriter(self, batch)
             yield writer
@@ -165,8 +166,9 @@ class Store:
 
     def write_file(self, target: Path, content: bytes) -> None:
         """Writes a small file below the store, durably and atomically, replacing what was there."""
-        self.require_writable()
         with self.using():
+            self.require_writable()
+            durable.make_directory(self.path / "tmp")
             durable.make_directories(target.parent)
             durable.write_whole(target, [content], self.path / "tmp")
             between = target.parent.relative_to(self.path).parents
@@ -199,6 +201,8 @@ class Store:
     def require_writable(self) -> None:
         if self.read_only:
             raise ReadOnly(f"store {self.path} is open read-only")
+        if self._gate.without_lock:
+            raise ReadOnly(f"cannot write {self.path}: its lock {self.path / 'locks' / 'store'} cannot be opened")
 
     def require_space(self, needed: int) -> None:
         """NoSpace if fewer than `needed` bytes are free where the store lies."""
@@ -305,7 +309,11 @@ class ObjectWriter:
             raise InvalidInput(f"an object of {len(view)} bytes, at most {encoding.MAX_CONTENT}")
         name = hash_bytes(view)
         if self._is_new(name) and not self._store.holds_whole(name):
-            self.write_file(name, encoding.encode(view, width, self._store.level))
+            try:
+                self.write_file(name, encoding.encode(view, width, self._store.level))
+            except BaseException:
+                self.names.discard(name)
+                raise
         return name
 
     def write_file(self, name: str, parts: Iterable[bytes | memoryview]) -> None:

@@ -2,13 +2,15 @@
 
 import errno
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
 import pytest
 
-from artifacts import durable, filesystem, load_bundle, save_bundle
+from artifacts import Store, durable, filesystem, load_bundle, save_bundle
 from artifacts.errors import NoSpace
 
 
@@ -102,3 +104,112 @@ def test_equal_contents_of_a_bundle_are_written_once(store, monkeypatch):
     name = save_bundle(store, {f"t{n}": np.zeros(1000, np.float32) for n in range(40)}, {})
     assert len(written) == 2  # the chunk and the manifest
     assert not load_bundle(store, name).tensors["t39"].any()
+
+
+def test_few_files_may_be_open(tmp_path):
+    """Saving keeps to what the process may open, with other files open beside it."""
+    program = """
+import resource, sys
+import numpy as np
+from artifacts import Store, load_bundle, save_bundle
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
+tensors = {f"t{n}": np.full(50, n, np.float32) for n in range(300)}
+store = Store(sys.argv[1])
+name = save_bundle(store, tensors, {}, threads=4)
+print(len(load_bundle(store, name).tensors))
+"""
+    for limit in (24, 40, 64, 256):
+        command = [sys.executable, "-c", program, str(tmp_path / f"{limit}"), str(limit)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout == "300\n", (limit, done.stderr)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_whatever_ends_a_write_leaves_nothing_open(folder, error):
+    def parts():
+        yield b"x"
+        raise error
+
+    before = psutil.Process().num_fds()
+    with pytest.raises(error), durable.FileBatch(folder / "tmp") as batch:
+        batch.write(folder / "whole", [b"x"])
+        batch.write(folder / "half", parts())
+    assert psutil.Process().num_fds() == before
+    assert sorted(path.name for path in folder.iterdir()) == ["tmp"]
+    assert list((folder / "tmp").iterdir()) == []
+
+
+def test_closing_that_fails_keeps_the_first_error_and_cleans_up(folder, monkeypatch):
+    real, calls = filesystem.close, []
+
+    def close(descriptor):
+        real(descriptor)
+        calls.append(descriptor)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(filesystem, "close", close)
+    before = psutil.Process().num_fds()
+    with pytest.raises(NoSpace, match="first"), durable.FileBatch(folder / "tmp") as batch:
+        for number in range(3):
+            batch.write(folder / str(number), [b"x"])
+        raise NoSpace("first")
+    assert psutil.Process().num_fds() == before
+    assert list((folder / "tmp").iterdir()) == []
+
+
+def test_an_error_of_the_system_names_the_file(folder, monkeypatch):
+    def broken(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(filesystem, "sync", broken)
+    with pytest.raises(OSError, match=r"Input/output error.*target"):
+        durable.write_whole(folder / "target", [b"x"], folder / "tmp")
+
+
+def test_nothing_is_written_after_the_end(folder):
+    with durable.FileBatch(folder / "tmp") as batch:
+        pass
+    with pytest.raises(AssertionError, match="after its batch had ended"):
+        batch.write(folder / "late", [b"x"])
+    assert list((folder / "tmp").iterdir()) == []
+
+
+def test_an_object_whose_write_failed_is_written_when_tried_again(tmp_path, monkeypatch):
+    store = Store(tmp_path / "store")
+    real, calls = filesystem.open_new, []
+
+    def open_new(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(*arguments)
+
+    monkeypatch.setattr(filesystem, "open_new", open_new)
+    with store.using(), store.writing() as writer:
+        with pytest.raises(OSError, match="Input/output error"):
+            writer.write_object(b"content")
+        name = writer.write_object(b"content")
+    assert store.get(name) == b"content"
+
+
+def test_a_store_without_a_folder_for_temporary_files_gets_one(tmp_path):
+    store = Store(tmp_path / "store")
+    (store.path / "tmp").rmdir()
+    assert store.get(store.put(b"x")) == b"x"
+    (store.path / "tmp").rmdir()
+    store.write_file(store.path / "runs" / "r" / "note", b"y")
+
+
+def test_too_many_open_files_is_not_taken_for_damage(tmp_path, monkeypatch):
+    store = Store(tmp_path / "store")
+    name = store.put(b"x")
+
+    def open_read(path):
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    monkeypatch.setattr(filesystem, "open_read", open_read)
+    with pytest.raises(OSError, match="Too many open files"):
+        store.get(name)
+    with pytest.raises(OSError, match="Too many open files"), Store(store.path, read_only=True).using():
+        pass

@@ -1,6 +1,7 @@
 """The object store: put, get, and the conditions it has to work under."""
 
 import os
+import shutil
 import stat
 
 import numpy as np
@@ -9,7 +10,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts import Store, encoding, load_bundle, open_run, save_bundle
+from artifacts import Store, encoding, filesystem, load_bundle, open_run, save_bundle
 from artifacts.errors import Corrupt, InvalidInput, Missing, NoSpace, ReadOnly, UnknownVersion
 from artifacts.hashing import hash_bytes
 
@@ -159,6 +160,33 @@ def test_a_folder_that_cannot_be_written(store, tensors, monkeypatch, read_only)
         load_bundle(reader, name)
     with pytest.raises(ReadOnly):
         reader.put(b"new")
+
+
+@pytest.mark.parametrize("lock", ["missing", "unreadable", "no folder"])
+def test_a_lock_that_cannot_be_opened_is_done_without_to_read_and_never_to_write(store, tensors, monkeypatch, lock):
+    name = save_bundle(store, tensors, {})
+    if lock != "unreadable":
+        (store.path / "locks" / "store").unlink()
+    if lock == "no folder":
+        shutil.rmtree(store.path / "locks")
+    real = filesystem.open_read
+
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    def open_read(path):
+        return refuse(path) if path.name == "store" and lock == "unreadable" else real(path)
+
+    monkeypatch.setattr("artifacts.filesystem.open_lock", refuse)
+    monkeypatch.setattr("artifacts.filesystem.open_read", open_read)
+    if lock == "no folder":
+        monkeypatch.setattr("artifacts.filesystem.make_directory", refuse)
+    reader = Store(store.path)
+    load_bundle(reader, name)
+    for write in (lambda: reader.put(b"new"), lambda: reader.write_file(store.path / "runs" / "x", b"new")):
+        with pytest.raises(ReadOnly, match="cannot write"):
+            write()
+    assert not list(reader.temporary_files())
 
 
 @pytest.mark.parametrize("number", [28, 122])
