@@ -122,11 +122,11 @@ def model() -> None:
 @model.command()
 @click.argument("experiment", required=False)
 @_OVERRIDES
-@click.option("-o", "--output", type=_FILE, help="Write it to this new file, or to one that this command wrote.")
+@click.option("-o", "--output", type=_FILE, help="Write it to this new file; one that says the same stays as it is.")
 def code(experiment: str | None, overrides: Sequence[str], output: Path | None) -> None:
     """The code view of EXPERIMENT's model, by default the current one."""
     from reproduce.asked import write_asked
-    from reproduce.model.code import rewrite_code, write_code
+    from reproduce.model.code import require_same, write_code
     from reproduce.model.source import Source
     from reproduce.project import Project
 
@@ -134,7 +134,7 @@ def code(experiment: str | None, overrides: Sequence[str], output: Path | None) 
     if output is None:
         _say(write_code(configuration.model).rstrip("\n"))
     elif output.is_file():
-        write_asked(output, rewrite_code(Source.read(output), configuration.model))
+        require_same(Source.read(output), configuration.model)
     else:
         write_asked(output, write_code(configuration.model))
 

@@ -49,21 +49,15 @@ def write_code(spec: ModelSpec, name: str = DEFAULT_NAME) -> str:
     )
 
 
-def rewrite_code(source: Source, spec: ModelSpec) -> str:
-    """The text of `spec` in place of `source`: unchanged where that says the same already, canonical otherwise.
-
-    Raises ModelError where that would lose what somebody else wrote: `source` is neither of this model nor canonical.
-    """
-    written = f"{source.name} is there already and is not what this command wrote: remove it or name another file"
+def require_same(source: Source, spec: ModelSpec) -> None:
+    """Raises ModelError where `source` is not the model `spec`."""
+    other = f"{source.name} is there already and is not this model: remove it or name another file"
     try:
         understood = read_code(source)
     except ModelError as error:
-        raise ModelError(written) from error
-    if understood.spec == spec:
-        return source.text
-    if source.text != write_code(understood.spec, understood.graph.name):
-        raise ModelError(written)
-    return write_code(spec, understood.graph.name)
+        raise ModelError(other) from error
+    if understood.spec != spec:
+        raise ModelError(other)
 
 
 def graph_of(spec: ModelSpec) -> Graph:

@@ -263,6 +263,8 @@ def test_devices() -> None:
     assert find_device("cpu").memory > 0
     with pytest.raises(ReproduceError, match="no 'rtx3061' in the list of devices: did you mean rtx3060"):
         find_device("rtx3061")
+    with pytest.raises(ReproduceError, match=r"no 'a100' in the list of devices: did you mean a100-40 or a100-80\?"):
+        find_device("a100")
     with pytest.raises(ReproduceError, match="expected cpu, cuda or one of"):
         find_device("ä" * 1000)
 
