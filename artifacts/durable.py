@@ -108,6 +108,7 @@ class FileBatch:
                 time.sleep(0.01)
 
     def __enter__(self) -> Self:
+        make_directory(self._temporary)
         return self
 
     def __exit__(

@@ -117,7 +117,6 @@ class Store:
     def writing(self) -> Iterator["ObjectWriter"]:
         """For `write_object` of many, by any number of threads: they are in their places when the block has ended."""
         self.require_writable()
-        durable.make_directory(self.path / "tmp")
         with durable.FileBatch(self.path / "tmp") as batch:
             writer = ObjectWriter(self, batch)
             yield writer
@@ -168,7 +167,6 @@ class Store:
         """Writes a small file below the store, durably and atomically, replacing what was there."""
         with self.using():
             self.require_writable()
-            durable.make_directory(self.path / "tmp")
             durable.make_directories(target.parent)
             durable.write_whole(target, [content], self.path / "tmp")
             between = target.parent.relative_to(self.path).parents

@@ -9,23 +9,21 @@ gave the same bits. Exits with 1 where a repeat differs or a distance is above a
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gpu_timing import microseconds
 
 from engine.backends.cuda.card import Card
-from engine.backends.cuda.graphs import Graph
 from engine.backends.cuda.launching import Launcher
 from engine.backends.cuda.layout import VALUES
 from engine.backends.cuda.mixed.flash import Flash, Heads, Places
 from engine.backends.cuda.mixed.hopper_attention import HopperAttention, numbers_bytes
 
 Array = npt.NDArray[Any]
-CALLS = 20
 # gpt2-124m, andrea-120m, andrea-12m and char-4.8m, as many rows as a step takes at once
 USUAL = ["12x64x1024x16", "12x64x1024x8/4", "12x32x1024x8/4", "8x32x256x32"]
 SITE = 3
@@ -143,22 +141,6 @@ class Case:
                 worst[number] = max(worst[number], float(distance) if np.isfinite(distance) else np.inf)
         return worst
 
-    def microseconds(self, call: Callable[[], None], rounds: int) -> float:
-        stream, driver = self.launch.stream, self.card.driver
-        call()
-        stream.synchronize()
-        graph = Graph(stream, lambda: [call() for _ in range(CALLS)] and None)
-        times = []
-        for _ in range(rounds):
-            first, last = driver.Event(), driver.Event()
-            first.record(stream)
-            graph.launch()
-            last.record(stream)
-            last.synchronize()
-            times.append(1e3 * last.time_since(first) / CALLS)
-        graph.close()
-        return statistics.median(times)
-
     def free(self) -> None:
         for allocation in self.memory.values():
             allocation.free()
@@ -193,7 +175,7 @@ def main() -> int:
                 failed |= name == "own" and not max(line[name]["distances"]) < 4 * unit
             failed |= name == "own" and not repeats
             if not arguments.check:
-                line[name]["us"] = [round(case.microseconds(c, arguments.rounds), 1) for c in case.calls(name)]
+                line[name]["us"] = [round(microseconds(case.launch, c, arguments.rounds), 1) for c in case.calls(name)]
         print(json.dumps(line), flush=True)
         case.free()
     return int(failed)

@@ -11,17 +11,14 @@ proposal, and of the fastest.
 
 import argparse
 import json
-import statistics
 from typing import Any
 
 from gpu_step import RandomBatches, load
+from gpu_timing import microseconds
 
-from engine.backends.cuda.graphs import Graph
 from engine.backends.cuda.mixed.backend import MixedBackend
 from engine.backends.cuda.mixed.products import CHOSEN, Products, Shape, library_version
 from engine.trainer import Trainer
-
-LAUNCHES = 20
 
 
 def products_of_a_step(backend: MixedBackend) -> dict[Shape, tuple[Any, ...]]:
@@ -44,38 +41,20 @@ def products_of_a_step(backend: MixedBackend) -> dict[Shape, tuple[Any, ...]]:
     return calls
 
 
-def microseconds(backend: MixedBackend, call: tuple[Any, ...], rounds: int) -> float:
-    sizes, a, b, out, forms = call
-    stream, driver = backend.launcher.stream, backend.card.driver
-
-    def record() -> None:
-        for _ in range(LAUNCHES):
-            backend.products.multiply(int(stream.handle), sizes, a, b, out, **forms)
-
-    record()
-    stream.synchronize()
-    graph = Graph(stream, record)
-    times = []
-    for _ in range(rounds):
-        first, last = driver.Event(), driver.Event()
-        first.record(stream)
-        graph.launch()
-        last.record(stream)
-        last.synchronize()
-        times.append(1e3 * last.time_since(first) / LAUNCHES)
-    graph.close()
-    return statistics.median(times)
-
-
 def tune(backend: MixedBackend, shape: Shape, call: tuple[Any, ...], rounds: int) -> tuple[str, float, float]:
     """The fastest algorithm, the time of the library's first proposal, and its own."""
     products = backend.products
-    _, a, b, out, _ = call
-    product = products.describe_product(shape, (a.batch, b.batch, out.batch))
+    sizes, a, b, out, forms = call
+    stream = int(backend.launcher.stream.handle)
+
+    def multiply() -> None:
+        products.multiply(stream, sizes, a, b, out, **forms)
+
+    product = products.describe_product(shape, (a.batch, b.batch, out.batch), (a.scales, b.scales))
     times = []
     for algorithm in products.proposals(product, 8):
         products.ready[shape] = product, algorithm
-        times.append((microseconds(backend, call, rounds), bytes(algorithm).hex()))
+        times.append((microseconds(backend.launcher, multiply, rounds), bytes(algorithm).hex()))
     # Differences within the noise are not worth another sum: the first proposal stays unless beaten by 2 %.
     fastest = min(times)
     chosen = fastest if fastest[0] < 0.98 * times[0][0] else times[0]

@@ -255,6 +255,15 @@ __device__ __forceinline__ Ring<STAGES, BYTES> make_ring(uint32 memory, uint64 *
     return ring;
 }
 
+// The tile number `step` of a head's keys, and beside it that of its values.
+template <int STAGES, int BYTES>
+__device__ __forceinline__ void copy_keys_and_values(const Ring<STAGES, BYTES> &ring, const TensorMap *map, int heads, int head,
+                                                     int row, int step, int acts) {
+    barrier_expect(ring.arrival(step), 2 * TILE_BYTES, acts);
+    copy_tile(ring.at(step), map, step * TILE, heads + head, row, ring.arrival(step), acts);
+    copy_tile(ring.at(step) + TILE_BYTES, map, step * TILE, 2 * heads + head, row, ring.arrival(step), acts);
+}
+
 // --- forward --------------------------------------------------------------------------------------------------------
 
 struct Rows {
@@ -306,11 +315,7 @@ extern "C" __global__ void __launch_bounds__(128 * FORWARD_GROUPS, FORWARD_BLOCK
     int steps = (min(first + FORWARD_GROUPS * TILE, p.tokens) + TILE - 1) / TILE;
     int own_steps = own < p.tokens ? own / TILE + 1 : 0;
     auto ring = make_ring<FORWARD_STAGES, 2 * TILE_BYTES, FORWARD_GROUPS>(memory, barriers, steps);
-    auto copy = [&](int step, int acts) {
-        barrier_expect(ring.arrival(step), 2 * TILE_BYTES, acts);
-        copy_tile(ring.at(step), &map, step * TILE, p.heads + h, b, ring.arrival(step), acts);
-        copy_tile(ring.at(step) + TILE_BYTES, &map, step * TILE, 2 * p.heads + h, b, ring.arrival(step), acts);
-    };
+    auto copy = [&](int step, int acts) { copy_keys_and_values(ring, &map, p.heads, h, b, step, acts); };
     ring.begin(copy);
     int64 line = (int64)p.heads * p.width;
     Fragments q;
@@ -406,11 +411,7 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
     uint32 lefts = memory + QUERY_STAGES * 2 * TILE_BYTES, loaded = shared_address(barriers + 2 * QUERY_STAGES);
     if (QUERIES_SHARED && threadIdx.x == 0) copy_lefts(lefts, &map, h, &dy_map, h, first, b, loaded);
     auto ring = make_ring<QUERY_STAGES, 2 * TILE_BYTES, QUERY_GROUPS>(memory, barriers, steps);
-    auto copy = [&](int step, int acts) {
-        barrier_expect(ring.arrival(step), 2 * TILE_BYTES, acts);
-        copy_tile(ring.at(step), &map, step * TILE, p.heads + h, b, ring.arrival(step), acts);
-        copy_tile(ring.at(step) + TILE_BYTES, &map, step * TILE, 2 * p.heads + h, b, ring.arrival(step), acts);
-    };
+    auto copy = [&](int step, int acts) { copy_keys_and_values(ring, &map, p.heads, h, b, step, acts); };
     ring.begin(copy);
     int64 line = (int64)p.heads * p.width, start = (int64)b * p.tokens * line + h * p.width;
     Fragments left_dy, left_y;

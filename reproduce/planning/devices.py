@@ -75,9 +75,8 @@ def find_device(name: str) -> Device:
         return Device("cuda", "cuda", card.free_memory(), f"{card.name} has free", card.name, card.capability)
     key = name.lower().replace(" ", "").replace("_", "")
     if key not in CARDS:
-        close = [name for name in CARDS if key and name.startswith(key)] or difflib.get_close_matches(
-            key[:40], CARDS, 1
-        )
+        longer = [known for known in CARDS if key and known.startswith(key)]
+        close = longer or difflib.get_close_matches(key[:40], CARDS, 1)
         hint = f"did you mean {' or '.join(close)}?" if close else f"expected cpu, cuda or one of {', '.join(CARDS)}"
         raise ReproduceError(f"--device: there is no {name[:40]!r} in the list of devices: {hint}")
     title, gibibytes, capability = CARDS[key]
