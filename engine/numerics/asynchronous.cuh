@@ -39,6 +39,38 @@ __device__ __forceinline__ void copy_box(uint32 to, const TensorMap *map, int x,
                      "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "r"(acts) : "memory");
 }
 
+// The same to the same place in shared memory of all blocks of the cluster in `blocks` (a bit for each rank), each of
+// which has it counted by its own barrier at the same place.
+__device__ __forceinline__ void copy_box_to(uint32 to, const TensorMap *map, int x, int y, int z, int w, uint32 barrier, uint16 blocks) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::
+                     "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "h"(blocks) : "memory");
+}
+
+// This block's number in its cluster.
+__device__ __forceinline__ uint32 cluster_rank() {
+    uint32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Address, in the cluster's shared memory, of what stands at `address` of this block's in the block `rank`.
+__device__ __forceinline__ uint32 address_in(uint32 address, uint32 rank) {
+    uint32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+// Arrive at a barrier of another block, by its address in the cluster.
+__device__ __forceinline__ void barrier_arrive_there(uint32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// All threads of all blocks of the cluster are here, and see what any of them has written.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
 // Bytes in a row to shared memory; addresses and size are multiples of 16.
 __device__ __forceinline__ void copy_bytes(uint32 to, const void *from, int bytes, uint32 barrier, int acts = 1) {
     asm volatile("{\n.reg .pred acts;\nsetp.ne.b32 acts, %4, 0;\n"

@@ -34,6 +34,17 @@ def heads_map(address: int, dtype: str, shape: tuple[int, int, int, int], box: t
     return _encoded(HALVES[dtype], address, sizes, strides, (box[1], box[0], 1, 1), 2 * box[1])
 
 
+@cache
+def matrix_map(address: int, dtype: str, shape: tuple[int, int, int], stride: int, box: tuple[int, int]) -> bytes:
+    """The map of matrices of 16-bit floats [matrices, rows, columns] = `shape`, one right after another, lines of
+    `stride` elements, in boxes of (rows, columns) of one matrix; what a box has beyond its matrix is zeros.
+
+    Its coordinates are column, row, 0, matrix."""
+    matrices, rows, columns = shape
+    sizes, strides = (columns, rows, 1, matrices), (2 * stride, 2 * rows * stride, 2 * rows * stride)
+    return _encoded(HALVES[dtype], address, sizes, strides, (box[1], box[0], 1, 1), 2 * box[1])
+
+
 def _encoded(
     dtype: int, address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], depth: int
 ) -> bytes:
