@@ -47,6 +47,17 @@ __device__ __forceinline__ void copy_box_to(uint32 to, const TensorMap *map, int
                      "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "h"(blocks) : "memory");
 }
 
+// A box from shared memory to a tensor; what is outside of the tensor is not written. One of the thread's stores.
+__device__ __forceinline__ void store_box(const TensorMap *map, int x, int y, int z, int w, uint32 from) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(x),
+                 "r"(y), "r"(z), "r"(w), "r"(from) : "memory");
+}
+
+// Wait until all stores of this thread have read shared memory.
+__device__ __forceinline__ void stores_read() {
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 // This block's number in its cluster.
 __device__ __forceinline__ uint32 cluster_rank() {
     uint32 rank;
@@ -62,8 +73,9 @@ __device__ __forceinline__ uint32 address_in(uint32 address, uint32 rank) {
 }
 
 // Arrive at a barrier of another block, by its address in the cluster.
-__device__ __forceinline__ void barrier_arrive_there(uint32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+__device__ __forceinline__ void barrier_arrive_there(uint32 barrier, int acts = 1) {
+    asm volatile("{\n.reg .pred acts;\nsetp.ne.b32 acts, %1, 0;\n"
+                 "@acts mbarrier.arrive.shared::cluster.b64 _, [%0];\n}" ::"r"(barrier), "r"(acts) : "memory");
 }
 
 // All threads of all blocks of the cluster are here, and see what any of them has written.

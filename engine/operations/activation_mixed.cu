@@ -1,28 +1,5 @@
 // Activations of the tier prod where the product does not compute them itself; see activation.py.
-#include "half.cuh"
-
-__device__ __forceinline__ float tanh_inside(float x) {
-    float t, v = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(v)); // 2**-11 off at most: less than 16 bits tell apart
-    return t;
-}
-
-__device__ __forceinline__ float activated(float x) {
-#if RELU
-    return fmaxf(x, 0.0f);
-#else
-    return 0.5f * x * (1.0f + tanh_inside(x));
-#endif
-}
-
-__device__ __forceinline__ float derivative(float x) {
-#if RELU
-    return x > 0.0f ? 1.0f : 0.0f;
-#else
-    float t = tanh_inside(x), inner = 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
-    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * inner;
-#endif
-}
+#include "activations.cuh"
 
 // y = f(x); size % 8 == 0.
 extern "C" __global__ void k_activation_fwd(const uint16 *x, int64 size, uint16 *y) {

@@ -12,6 +12,7 @@ from engine.numerics import elementary
 ENGINE = Path(__file__).resolve().parent.parent.parent
 UNITS = {
     "activation": "operations/activation.cu",
+    "activation_hopper_mixed": "operations/activation_hopper_mixed.cu",
     "activation_mixed": "operations/activation_mixed.cu",
     "attention": "operations/attention.cu",
     "attention_hopper_mixed": "operations/attention_hopper_mixed.cu",

@@ -1,0 +1,73 @@
+"""The MLP's way back through its activation on compute capability 9.0, in one kernel (activation_hopper_mixed.cu)."""
+
+from dataclasses import dataclass
+
+from engine.backends.cuda.compiler import HOPPER
+from engine.backends.cuda.launching import Launcher
+from engine.backends.cuda.run import ceiling
+from engine.backends.cuda.sources import Unit
+from engine.backends.cuda.tensor_maps import BEFORE_MAPS, matrix_map
+
+ROWS, DEPTH, BOX = 128, 64, 64  # as in activation_hopper_mixed.cu: of a tile, of a stage, columns of a box
+SUM_ROWS = 64
+THREADS = 384
+SPARE = 1024  # bytes: tiles are moved to a multiple of it
+
+
+@dataclass(frozen=True)
+class Form:
+    """Neighbouring tiles that a cluster takes, columns of a tile, and stages under way."""
+
+    down: int
+    right: int
+    columns: int
+    stages: int
+
+
+FORM = Form(2, 1, 128, 4)
+
+
+def serves(capability: int) -> bool:
+    """Whether this kernel serves on a card."""
+    return capability == HOPPER
+
+
+def kernel_unit(dtype: str, relu: bool) -> Unit:
+    macros = {"HALF_BF16": int(dtype == "bfloat16"), "RELU": int(relu)}
+    macros |= {"CLUSTER_ROWS": FORM.down, "CLUSTER_COLUMNS": FORM.right, "COLUMNS": FORM.columns, "STAGES": FORM.stages}
+    return Unit("activation_hopper_mixed", macros)
+
+
+class HopperActivation:
+    """On one stream."""
+
+    def __init__(self, launch: Launcher, dtype: str) -> None:
+        self._launch = launch
+        self._dtype = dtype
+
+    def backward(
+        self, sizes: tuple[int, int, int], dy: int, weight: int, before: int, dbefore: int, relu: bool, parts: int
+    ) -> None:
+        """dbefore [tokens, hidden] = (dy [tokens, width] times weight [width, hidden]) times the activation's
+        derivative at `before`, for `sizes` = tokens, width, hidden, the latter two multiples of 8. Where `parts` is not
+        0, fp32 parts [tokens / SUM_ROWS, hidden] are the sums of SUM_ROWS tokens each."""
+        tokens, width, hidden = sizes
+        form, card = FORM, self._launch.card
+        maps = (
+            matrix_map(dy, self._dtype, (1, tokens, width), width, (ROWS // form.right, DEPTH)),
+            matrix_map(weight, self._dtype, (1, width, hidden), hidden, (DEPTH // form.down, BOX)),
+            *(matrix_map(x, self._dtype, (1, tokens, hidden), hidden, (ROWS, BOX)) for x in (before, dbefore)),
+        )
+        tiles = ceiling(tokens, form.down * ROWS) * ceiling(hidden, form.right * form.columns)
+        cluster = form.down * form.right
+        stage = 2 * DEPTH * (ROWS + form.columns)
+        self._launch(
+            kernel_unit(self._dtype, relu),
+            "k_sloped_product",
+            BEFORE_MAPS + 4 * "128s" + "Piii",
+            (cluster * min(card.processors // cluster, tiles),),
+            (THREADS,),
+            *maps,
+            *(parts, tokens, width, hidden),
+            shared=stage * form.stages + 2 * 2 * ROWS * form.columns + SPARE,
+        )

@@ -1,0 +1,268 @@
+// What the activation's input gets on the way back in the tier prod, on compute capability 9.0: a product and the
+// activation's derivative in one kernel, and what the gradient of the bias is added up from.
+//
+// Legend: T tokens, W the model's width, H the hidden one. dbefore [T, H] = (dy [T, W] * weight [W, H]) * f'(before [T, H]).
+//
+// Blocks stay and take tile after tile. One warp copies the operands of all tiles, in turn; two warpgroups multiply, each
+// a tile of its own: while one goes through the depth, the other multiplies by the derivative. Each has room in shared
+// memory for its tile of `before`, which becomes dbefore there; a warp for each brings the one and writes the other.
+//
+// The blocks of a cluster take neighbouring tiles, CLUSTER_ROWS down and CLUSTER_COLUMNS to the right: each copies a part
+// of what they share, to all that want it.
+#include "activations.cuh"
+#include "half_products.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+#define ROWS 128 // of a tile
+#define DEPTH 64 // of a stage
+#define LINE 128 // bytes of a line in shared memory: 64 elements, the width of the copy engine's swizzle
+#define LEFT_BYTES (ROWS * LINE)
+#define BOX_BYTES (DEPTH * LINE) // of the right operand, 64 columns of it
+#define BOXES (COLUMNS / 64)
+#define STAGE_BYTES (LEFT_BYTES + BOXES * BOX_BYTES)
+#define TILE_BYTES (ROWS * COLUMNS * 2)
+#define CLUSTER (CLUSTER_ROWS * CLUSTER_COLUMNS)
+#define SHARERS (CLUSTER_ROWS + CLUSTER_COLUMNS - 1) // blocks that a block has an operand in common with, itself among them
+#define SUM_ROWS 64 // that the parts of the bias's gradient are sums of
+
+struct SlopedProduct {
+    float *parts; // [T / SUM_ROWS, H], or null
+    int tokens, width, hidden;
+};
+
+struct Place {
+    int row, column;
+};
+
+// The tiles of a block.
+struct Tiles {
+    int wide, first, step, count, down, right;
+
+    __device__ __forceinline__ Tiles(const SlopedProduct &p) {
+        int tall = (p.tokens + CLUSTER_ROWS * ROWS - 1) / (CLUSTER_ROWS * ROWS);
+        wide = (p.hidden + CLUSTER_COLUMNS * COLUMNS - 1) / (CLUSTER_COLUMNS * COLUMNS);
+        first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER, count = (tall * wide - first + step - 1) / step;
+        int rank = cluster_rank();
+        down = rank % CLUSTER_ROWS, right = rank / CLUSTER_ROWS;
+    }
+    // To the right first: what they share of dy is read once from memory, and the weight stays in the cache.
+    __device__ __forceinline__ Place operator[](int i) const {
+        int number = first + i * step, line = number / wide;
+        return {(line * CLUSTER_ROWS + down) * ROWS, ((number - line * wide) * CLUSTER_COLUMNS + right) * COLUMNS};
+    }
+};
+
+// Descriptor of lines in shared memory, boxes of 64 lines one after another.
+__device__ __forceinline__ uint64 lines_descriptor(uint32 address) {
+    return (uint64)((address & 0x3ffff) >> 4) | ((uint64)(BOX_BYTES / 16) << 16) | ((uint64)(8 * LINE / 16) << 32) | (1ull << 62);
+}
+
+// Barriers in shared memory: of stages, whether they are full, empty; of each warpgroup that multiplies, whether it may go
+// through the depth, whether its tile of `before` is there, and whether it has become dbefore.
+struct Barriers {
+    uint64 full[STAGES], empty[STAGES], turn[2], loaded[2], written[2];
+};
+
+__device__ __forceinline__ void copy_operands(const TensorMap *dy, const TensorMap *weight, const Tiles &tiles, int steps,
+                                              uint32 memory, uint32 full, uint32 empty) {
+    uint16 same_rows = 0, same_columns = 0;
+#pragma unroll
+    for (int j = 0; j < CLUSTER_COLUMNS; j++) same_rows |= 1 << (tiles.down + CLUSTER_ROWS * j);
+#pragma unroll
+    for (int j = 0; j < CLUSTER_ROWS; j++) same_columns |= 1 << (j + CLUSTER_ROWS * tiles.right);
+    int stage = 0;
+    uint32 parity = 1; // the first pass over the stages finds them empty
+    for (int i = 0; i < tiles.count; i++) {
+        Place place = tiles[i];
+        for (int step = 0; step < steps; step++) {
+            uint32 to = memory + stage * STAGE_BYTES, arrival = full + 8 * stage;
+            barrier_wait(empty + 8 * stage, parity);
+            barrier_expect(arrival, STAGE_BYTES);
+            if (CLUSTER_COLUMNS == 1) copy_box(to, dy, step * DEPTH, place.row, 0, 0, arrival);
+            else {
+                int part = tiles.right * (ROWS / CLUSTER_COLUMNS);
+                copy_box_to(to + part * LINE, dy, step * DEPTH, place.row + part, 0, 0, arrival, same_rows);
+            }
+            int part = tiles.down * (DEPTH / CLUSTER_ROWS);
+            to += LEFT_BYTES + part * LINE;
+#pragma unroll
+            for (int b = 0; b < BOXES; b++) {
+                if (CLUSTER_ROWS == 1) copy_box(to + b * BOX_BYTES, weight, place.column + 64 * b, step * DEPTH, 0, 0, arrival);
+                else copy_box_to(to + b * BOX_BYTES, weight, place.column + 64 * b, step * DEPTH + part, 0, 0, arrival, same_columns);
+            }
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+    }
+}
+
+// Bring each tile of `before` of a warpgroup, and write what has become of it.
+__device__ __forceinline__ void copy_tiles(const TensorMap *before, const TensorMap *dbefore, const Tiles &tiles, int group,
+                                           uint32 tile, uint32 loaded, uint32 written) {
+    uint32 parity = 0;
+    for (int i = group; i < tiles.count; i += 2, parity ^= 1) {
+        Place place = tiles[i];
+        barrier_expect(loaded, TILE_BYTES);
+#pragma unroll
+        for (int b = 0; b < BOXES; b++) copy_box(tile + b * ROWS * LINE, before, place.column + 64 * b, place.row, 0, 0, loaded);
+        barrier_wait(written, parity);
+#pragma unroll
+        for (int b = 0; b < BOXES; b++) store_box(dbefore, place.column + 64 * b, place.row, 0, 0, tile + b * ROWS * LINE);
+        stores_read();
+    }
+}
+
+// Eight sums each of 32 lanes over the eight lanes with the same lane % 4: lane 4g + t keeps that of number g.
+__device__ __forceinline__ float sum_of_eight(float (&s)[8]) {
+#pragma unroll
+    for (int apart = 4; apart >= 1; apart /= 2) {
+        bool upper = lane_of_thread() & (4 * apart);
+#pragma unroll
+        for (int j = 0; j < apart; j++) {
+            float own = upper ? s[j + apart] : s[j], other = upper ? s[j] : s[j + apart];
+            s[j] = own + __shfl_xor_sync(ALL_LANES, other, 4 * apart);
+        }
+    }
+    return s[0];
+}
+
+__device__ __forceinline__ uint32 shared_word(uint32 address) {
+    uint32 word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address));
+    return word;
+}
+
+__device__ __forceinline__ void put_shared_word(uint32 address, uint32 word) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+
+// 64 rows of the tile: sums times the derivative of what stands at `at` (of the thread's first two elements) become
+// dbefore there. columns: sums over each warp's rows.
+__device__ __forceinline__ void apply_slopes(const float (&d)[COLUMNS / 2], uint32 at, bool sums, float *columns) {
+    int lane = lane_of_thread();
+#pragma unroll
+    for (int q = 0; q < COLUMNS / 32; q++) {
+        float s[8];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int n = 4 * q + j;
+            s[2 * j] = s[2 * j + 1] = 0.0f;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                uint32 address = (at ^ (n % 8 * 16)) + n / 8 * (ROWS * LINE) + half * 8 * LINE, word = shared_word(address);
+                float low = d[4 * n + 2 * half] * derivative(widened((uint16)(word & 0xffff)));
+                float high = d[4 * n + 2 * half + 1] * derivative(widened((uint16)(word >> 16)));
+                put_shared_word(address, narrowed(low, high));
+                s[2 * j] += low, s[2 * j + 1] += high;
+            }
+        }
+        if (sums) columns[32 * q + lane / 8 * 8 + 2 * (lane & 3) + (lane / 4 & 1)] = sum_of_eight(s);
+    }
+}
+
+// Sums over a warpgroup's rows from those over its warps' rows. `group` 0 or 1 has the barrier 1 or 2.
+__device__ __forceinline__ void warps_meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+
+extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(384, 1)
+    k_sloped_product(const __grid_constant__ TensorMap dy, const __grid_constant__ TensorMap weight,
+                     const __grid_constant__ TensorMap before, const __grid_constant__ TensorMap dbefore, SlopedProduct p) {
+    extern __shared__ int8 dynamic[];
+    __shared__ Barriers barriers;
+    __shared__ float columns[2][4][COLUMNS];
+    uint32 memory = (shared_address(dynamic) + 1023) & ~1023u, first_tile = memory + STAGES * STAGE_BYTES;
+    uint32 full = shared_address(barriers.full), empty = shared_address(barriers.empty), turn = shared_address(barriers.turn);
+    uint32 loaded = shared_address(barriers.loaded), written = shared_address(barriers.written);
+    int role = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0), lane = lane_of_thread(), warp = (threadIdx.x / WARP) & 3;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full + 8 * s, 1);
+            barrier_init(empty + 8 * s, 4 * SHARERS); // warps
+        }
+        for (int g = 0; g < 2; g++) {
+            barrier_init(turn + 8 * g, 4);
+            barrier_init(loaded + 8 * g, 1);
+            barrier_init(written + 8 * g, 4);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    cluster_sync();
+    Tiles tiles(p);
+    int steps = (p.width + DEPTH - 1) / DEPTH;
+    if (role == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (lane == 0) {
+            if (warp == 0) copy_operands(&dy, &weight, tiles, steps, memory, full, empty);
+            else if (warp <= 2) {
+                int group = warp - 1;
+                copy_tiles(&before, &dbefore, tiles, group, first_tile + group * TILE_BYTES, loaded + 8 * group, written + 8 * group);
+            }
+        }
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        int group = role - 1;
+        uint32 tile = first_tile + group * TILE_BYTES;
+        // Rows g and g + 8 of the warp's 16, two elements each; the swizzle moves 16 bytes by the row.
+        uint32 at = tile + (16 * warp + lane / 4) * LINE + ((lane / 4 * 16) ^ (4 * (lane & 3)));
+        // A lane for each block that copies to this one.
+        int rank = lane < CLUSTER_ROWS ? lane + CLUSTER_ROWS * tiles.right
+                                       : tiles.down + CLUSTER_ROWS * ((tiles.right + lane - CLUSTER_ROWS + 1) % CLUSTER_COLUMNS);
+        uint32 empty_there = address_in(empty, lane < SHARERS ? rank : 0);
+        float d[2][COLUMNS / 2];
+        uint32 round = 0; // of the warpgroup's own tiles
+        for (int i = group; i < tiles.count; i += 2, round ^= 1) {
+            Place place = tiles[i];
+            int taken = i * steps, stage = taken % STAGES, last = 0;
+            uint32 parity = (taken / STAGES) & 1;
+            // Not only so that one tile is done before the next begins: a barrier's parity tells two rounds apart, no more.
+            barrier_wait(turn + 8 * group, group == 0 ? round ^ 1 : round);
+#pragma unroll 1
+            for (int step = 0; step < steps; step++) {
+                barrier_wait(full + 8 * stage, parity);
+                uint64 left = lines_descriptor(memory + stage * STAGE_BYTES);
+                uint64 right = lines_descriptor(memory + stage * STAGE_BYTES + LEFT_BYTES);
+                products_begin();
+#pragma unroll
+                for (int k = 0; k < DEPTH / 16; k++)
+#pragma unroll
+                    for (int h = 0; h < 2; h++)
+                        half_product<1>(d[h], left + 2 * k + h * (64 * LINE / 16), right + k * (16 * LINE / 16), step + k > 0);
+                products_commit();
+                if (step > 0) {
+                    products_wait<1>();
+                    barrier_arrive_there(empty_there + 8 * last, lane < SHARERS);
+                }
+                last = stage;
+                if (++stage == STAGES) stage = 0, parity ^= 1;
+            }
+            barrier_arrive(turn + 8 * (group ^ 1), lane == 0);
+            products_wait<0>();
+            products_done(d[0]);
+            products_done(d[1]);
+            barrier_arrive_there(empty_there + 8 * last, lane < SHARERS);
+            barrier_wait(loaded + 8 * group, round);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                if (p.parts) warps_meet(group); // what was there is read
+                apply_slopes(d[h], at + h * 64 * LINE, p.parts, columns[group][warp]);
+                if (!p.parts) continue;
+                warps_meet(group);
+                int row = place.row + h * SUM_ROWS;
+                for (int c = threadIdx.x % 128; c < COLUMNS; c += 128) {
+                    float sum = columns[group][0][c];
+#pragma unroll
+                    for (int w = 1; w < 4; w++) sum += columns[group][w][c];
+                    if (row < p.tokens && place.column + c < p.hidden)
+                        p.parts[(int64)(row / SUM_ROWS) * p.hidden + place.column + c] = sum;
+                }
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncwarp();
+            barrier_arrive(written + 8 * group, lane == 0);
+        }
+    }
+    cluster_sync(); // nothing copies to a block, or arrives there, that has ended
+}
+
+#endif

@@ -1,0 +1,111 @@
+"""Our own product with the activation's derivative, on a card of compute capability 9.0, against float64.
+
+That it compiles is shown by test_compile.py; elsewhere two kernels take its place.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.backends.cuda.card import Card
+from engine.backends.cuda.launching import Launcher
+from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS, HopperActivation, serves
+from tests.cuda.fake_card import Array, narrow, wide
+
+GUARD = 4096  # bytes behind every result
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    card = Card()
+    if not serves(card.capability):
+        pytest.skip("the kernel is for compute capability 9.0")
+    yield Launcher(card)
+
+
+class Case:
+    """Inputs, and what the kernel makes of some of their tokens, in memory that held NaN before."""
+
+    def __init__(self, launcher: Launcher, sizes: tuple[int, int, int], dtype: str, relu: bool, bias: bool) -> None:
+        tokens, width, hidden = sizes
+        self.launcher, self.sizes, self.dtype, self.relu, self.bias = launcher, sizes, dtype, relu, bias
+        rng = np.random.default_rng(sum(sizes))
+        self.dy = narrow(rng.standard_normal((tokens, width)), dtype)
+        self.weight = narrow(rng.standard_normal((width, hidden)), dtype)
+        self.before = narrow(2 * rng.standard_normal((tokens, hidden)), dtype)
+
+    def results(self, first: int = 0, tokens: int | None = None) -> tuple[Array, Array]:
+        """dbefore as encodings, and the sums."""
+        driver, (all_tokens, width, hidden) = self.launcher.card.driver, self.sizes
+        tokens = all_tokens if tokens is None else tokens
+        rows = slice(first, first + tokens)
+        given = {"dy": self.dy[rows], "weight": self.weight, "before": self.before[rows]}
+        made: dict[str, Array] = {
+            "dbefore": np.empty((tokens, hidden), np.uint16),
+            "parts": np.empty((-(-tokens // SUM_ROWS) if self.bias else 0, hidden), np.float32),
+        }
+        sizes = {name: array.nbytes for name, array in (given | made).items()}
+        memory = {name: driver.mem_alloc(size + GUARD) for name, size in sizes.items()}
+        for name, address in memory.items():
+            driver.memset_d8(address, 0xFF, sizes[name] + GUARD)
+        for name, array in given.items():
+            driver.memcpy_htod(memory[name], np.ascontiguousarray(array))
+        at: dict[str, Any] = {name: int(address) for name, address in memory.items()}
+        if not self.bias:
+            at["parts"] = 0
+        HopperActivation(self.launcher, self.dtype).backward((tokens, width, hidden), **at, relu=self.relu)
+        self.launcher.synchronise()
+        for name, array in made.items():
+            if array.size:
+                driver.memcpy_dtoh(array, memory[name])
+        for name, address in memory.items():
+            guard = np.empty(GUARD, np.uint8)
+            driver.memcpy_dtoh(guard, int(address) + sizes[name])
+            assert guard.min() == 0xFF, f"written behind {name}"
+            address.free()
+        return made["dbefore"], made["parts"]
+
+    def expected(self) -> tuple[Array, Array]:
+        x = wide(self.before, self.dtype)
+        t = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+        gelu = (1 + t) / 2 + x / 2 * (1 - t * t) * np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x * x)
+        dbefore = wide(self.dy, self.dtype) @ wide(self.weight, self.dtype) * (x > 0 if self.relu else gelu)
+        return dbefore, np.add.reduceat(dbefore, np.arange(0, len(x), SUM_ROWS), 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [8, 128, 136, 1024])
+@pytest.mark.parametrize("width", [8, 64, 200, 384])
+@pytest.mark.parametrize("tokens", [1, 64, 192, 1000])
+@pytest.mark.parametrize(
+    ("dtype", "relu", "bias"),
+    [("bfloat16", False, True), ("float16", False, True), ("bfloat16", True, False)],
+)
+def test_products_are_near_float64_and_repeat(
+    launcher: Launcher, dtype: str, relu: bool, bias: bool, tokens: int, width: int, hidden: int
+) -> None:
+    case = Case(launcher, (tokens, width, hidden), dtype, relu, bias)
+    found, again, expected = case.results(), case.results(), case.expected()
+    assert all(np.array_equal(a, b) for a, b in zip(found, again, strict=True))
+    unit = 2.0**-8 if dtype == "bfloat16" else 2.0**-11
+    assert np.abs(wide(found[0], dtype) - expected[0]).max() <= unit * np.abs(expected[0]).max()
+    if bias:
+        assert np.abs(found[1] - expected[1]).max() <= 2.0**-10 * np.abs(expected[1]).max()
+
+
+@pytest.mark.gpu
+def test_more_tiles_than_the_card_takes_at_once(launcher: Launcher) -> None:
+    """A block takes several tiles, of which some lie beyond the matrix."""
+    case = Case(launcher, (64 * 150, 72, 1288), "bfloat16", False, True)
+    found, expected = case.results(), case.expected()
+    assert np.abs(wide(found[0], "bfloat16") - expected[0]).max() <= 2.0**-8 * np.abs(expected[0]).max()
+    assert np.abs(found[1] - expected[1]).max() <= 2.0**-10 * np.abs(expected[1]).max()
+
+
+@pytest.mark.gpu
+def test_tokens_get_the_same_bits_however_many_there_are(launcher: Launcher) -> None:
+    case = Case(launcher, (640, 256, 1024), "bfloat16", False, True)
+    (whole, sums), (some, their_sums) = case.results(), case.results(192, 320)
+    assert np.array_equal(whole[192:512], some) and np.array_equal(sums[3:8], their_sums)
