@@ -3,9 +3,10 @@
 //
 // Legend: T tokens, W the model's width, H the hidden one. dbefore [T, H] = (dy [T, W] * weight [W, H]) * f'(before [T, H]).
 //
-// Blocks stay and take tile after tile. One warp copies the operands of all tiles, in turn; two warpgroups multiply, each
-// a tile of its own: while one goes through the depth, the other multiplies by the derivative. Each has room in shared
-// memory for its tile of `before`, which becomes dbefore there; a warp for each brings the one and writes the other.
+// Blocks stay and take tile after tile. One warp copies the operands of all tiles, in turn; two pairs of warpgroups take
+// a tile each: while one goes through the depth, the other multiplies by the derivative. Each has room in shared memory
+// for its tile of `before`, which becomes dbefore there; a warp for each brings the one and writes the other. (One
+// warpgroup for a tile would do for the products, but its four warps alone take too long for the derivatives.)
 //
 // The blocks of a cluster take neighbouring tiles, CLUSTER_ROWS down and CLUSTER_COLUMNS to the right: each copies a part
 // of what they share, to all that want it.
@@ -15,6 +16,7 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 #define ROWS 128 // of a tile
+#define COLUMNS 128
 #define DEPTH 64 // of a stage
 #define LINE 128 // bytes of a line in shared memory: 64 elements, the width of the copy engine's swizzle
 #define LEFT_BYTES (ROWS * LINE)
@@ -27,7 +29,7 @@
 #define SUM_ROWS 64 // that the parts of the bias's gradient are sums of
 
 struct SlopedProduct {
-    float *parts; // [T / SUM_ROWS, H], or null
+    float *parts; // where SUMS: [T / SUM_ROWS, H]
     int tokens, width, hidden;
 };
 
@@ -58,7 +60,7 @@ __device__ __forceinline__ uint64 lines_descriptor(uint32 address) {
     return (uint64)((address & 0x3ffff) >> 4) | ((uint64)(BOX_BYTES / 16) << 16) | ((uint64)(8 * LINE / 16) << 32) | (1ull << 62);
 }
 
-// Barriers in shared memory: of stages, whether they are full, empty; of each warpgroup that multiplies, whether it may go
+// Barriers in shared memory: of stages, whether they are full, empty; of each pair of warpgroups, whether it may go
 // through the depth, whether its tile of `before` is there, and whether it has become dbefore.
 struct Barriers {
     uint64 full[STAGES], empty[STAGES], turn[2], loaded[2], written[2];
@@ -96,11 +98,11 @@ __device__ __forceinline__ void copy_operands(const TensorMap *dy, const TensorM
     }
 }
 
-// Bring each tile of `before` of a warpgroup, and write what has become of it.
-__device__ __forceinline__ void copy_tiles(const TensorMap *before, const TensorMap *dbefore, const Tiles &tiles, int group,
+// Bring each tile of `before` of a pair, and write what has become of it.
+__device__ __forceinline__ void copy_tiles(const TensorMap *before, const TensorMap *dbefore, const Tiles &tiles, int pair,
                                            uint32 tile, uint32 loaded, uint32 written) {
     uint32 parity = 0;
-    for (int i = group; i < tiles.count; i += 2, parity ^= 1) {
+    for (int i = pair; i < tiles.count; i += 2, parity ^= 1) {
         Place place = tiles[i];
         barrier_expect(loaded, TILE_BYTES);
 #pragma unroll
@@ -126,62 +128,86 @@ __device__ __forceinline__ float sum_of_eight(float (&s)[8]) {
     return s[0];
 }
 
-__device__ __forceinline__ uint32 shared_word(uint32 address) {
-    uint32 word;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address));
-    return word;
+// Sixteen columns of a warp's 16 rows in shared memory, as a product's sums lie in registers: a word is a row's two
+// neighbouring elements, of row g and g + 8, and of the eight columns further right.
+struct Words {
+    uint32 w[4];
+};
+
+__device__ __forceinline__ Words load_words(uint32 address) {
+    Words v;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(address) : "memory");
+    return v;
 }
 
-__device__ __forceinline__ void put_shared_word(uint32 address, uint32 word) {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+__device__ __forceinline__ void store_words(uint32 address, const Words &v) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.w[0]), "r"(v.w[1]),
+                 "r"(v.w[2]), "r"(v.w[3]) : "memory");
 }
 
-// 64 rows of the tile: sums times the derivative of what stands at `at` (of the thread's first two elements) become
-// dbefore there. columns: sums over each warp's rows.
-__device__ __forceinline__ void apply_slopes(const float (&d)[COLUMNS / 2], uint32 at, bool sums, float *columns) {
+// 64 rows of the tile: sums times the derivative of what stands at `at` (of this lane's row of a block of 16 x 16) become
+// dbefore there; columns are the sums over the warp's rows.
+__device__ __forceinline__ void apply_slopes(const float (&d)[COLUMNS / 2], uint32 at, float *columns) {
     int lane = lane_of_thread();
+    auto place = [at](int k) { return (at ^ (k % 4 * 32)) + k / 4 * (ROWS * LINE); };
+    Words next[2] = {load_words(place(0)), load_words(place(1))};
 #pragma unroll
     for (int q = 0; q < COLUMNS / 32; q++) {
+        Words v[2] = {next[0], next[1]};
+        if (q + 1 < COLUMNS / 32)
+#pragma unroll
+            for (int b = 0; b < 2; b++) next[b] = load_words(place(2 * q + 2 + b));
         float s[8];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int n = 4 * q + j;
-            s[2 * j] = s[2 * j + 1] = 0.0f;
+        for (int b = 0; b < 2; b++) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint32 address = (at ^ (n % 8 * 16)) + n / 8 * (ROWS * LINE) + half * 8 * LINE, word = shared_word(address);
-                float low = d[4 * n + 2 * half] * derivative(widened((uint16)(word & 0xffff)));
-                float high = d[4 * n + 2 * half + 1] * derivative(widened((uint16)(word >> 16)));
-                put_shared_word(address, narrowed(low, high));
-                s[2 * j] += low, s[2 * j + 1] += high;
+            for (int j = 0; j < 4; j++) {
+                int i = 16 * q + 8 * b + 2 * j, n = 4 * b + j / 2 * 2;
+                float low = d[i] * derivative(widened((uint16)(v[b].w[j] & 0xffff)));
+                float high = d[i + 1] * derivative(widened((uint16)(v[b].w[j] >> 16)));
+                v[b].w[j] = narrowed(low, high);
+                s[n] = j & 1 ? s[n] + low : low;
+                s[n + 1] = j & 1 ? s[n + 1] + high : high;
             }
+            store_words(place(2 * q + b), v[b]);
         }
-        if (sums) columns[32 * q + lane / 8 * 8 + 2 * (lane & 3) + (lane / 4 & 1)] = sum_of_eight(s);
+        if (SUMS) columns[32 * q + lane / 8 * 8 + 2 * (lane & 3) + (lane / 4 & 1)] = sum_of_eight(s);
     }
 }
 
-// Sums over a warpgroup's rows from those over its warps' rows. `group` 0 or 1 has the barrier 1 or 2.
-__device__ __forceinline__ void warps_meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
+// All warps of the warpgroup number `group`.
+__device__ __forceinline__ void warps_meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory"); }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(384, 1)
+// A warpgroup's sums over the SUM_ROWS rows from `row` on from those over each warp's; a thread for each column.
+__device__ __forceinline__ void put_sums(const SlopedProduct &p, int row, int column, const float (&columns)[4][COLUMNS]) {
+    int c = threadIdx.x % COLUMNS;
+    float sum = columns[0][c];
+#pragma unroll
+    for (int w = 1; w < 4; w++) sum += columns[w][c];
+    if (row < p.tokens && column + c < p.hidden) p.parts[(int64)(row / SUM_ROWS) * p.hidden + column + c] = sum;
+}
+
+extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
     k_sloped_product(const __grid_constant__ TensorMap dy, const __grid_constant__ TensorMap weight,
                      const __grid_constant__ TensorMap before, const __grid_constant__ TensorMap dbefore, SlopedProduct p) {
     extern __shared__ int8 dynamic[];
     __shared__ Barriers barriers;
-    __shared__ float columns[2][4][COLUMNS];
+    __shared__ float columns[4][4][COLUMNS];
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u, first_tile = memory + STAGES * STAGE_BYTES;
     uint32 full = shared_address(barriers.full), empty = shared_address(barriers.empty), turn = shared_address(barriers.turn);
     uint32 loaded = shared_address(barriers.loaded), written = shared_address(barriers.written);
     int role = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0), lane = lane_of_thread(), warp = (threadIdx.x / WARP) & 3;
     if (threadIdx.x == 0) {
+        for (const TensorMap *map : {&dy, &weight, &before, &dbefore}) asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, 4 * SHARERS); // warps
+            barrier_init(empty + 8 * s, 8 * SHARERS); // warps
         }
         for (int g = 0; g < 2; g++) {
-            barrier_init(turn + 8 * g, 4);
+            barrier_init(turn + 8 * g, 8);
             barrier_init(loaded + 8 * g, 1);
-            barrier_init(written + 8 * g, 4);
+            barrier_init(written + 8 * g, 8);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -190,44 +216,40 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(384, 1)
     Tiles tiles(p);
     int steps = (p.width + DEPTH - 1) / DEPTH;
     if (role == 0) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (lane == 0) {
             if (warp == 0) copy_operands(&dy, &weight, tiles, steps, memory, full, empty);
             else if (warp <= 2) {
-                int group = warp - 1;
-                copy_tiles(&before, &dbefore, tiles, group, first_tile + group * TILE_BYTES, loaded + 8 * group, written + 8 * group);
+                int pair = warp - 1;
+                copy_tiles(&before, &dbefore, tiles, pair, first_tile + pair * TILE_BYTES, loaded + 8 * pair, written + 8 * pair);
             }
         }
         __syncwarp();
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        int group = role - 1;
-        uint32 tile = first_tile + group * TILE_BYTES;
-        // Rows g and g + 8 of the warp's 16, two elements each; the swizzle moves 16 bytes by the row.
-        uint32 at = tile + (16 * warp + lane / 4) * LINE + ((lane / 4 * 16) ^ (4 * (lane & 3)));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+        int pair = (role - 1) / 2, half = (role - 1) & 1; // of the tile's rows
+        uint32 lines = half * SUM_ROWS * LINE;
+        // A lane's row of a block of 16 x 16, its half to the left or right; the swizzle moves 16 bytes by the row.
+        uint32 at = first_tile + pair * TILE_BYTES + lines + (16 * warp + lane % 16) * LINE + ((lane % 8 ^ lane / 16) * 16);
         // A lane for each block that copies to this one.
         int rank = lane < CLUSTER_ROWS ? lane + CLUSTER_ROWS * tiles.right
                                        : tiles.down + CLUSTER_ROWS * ((tiles.right + lane - CLUSTER_ROWS + 1) % CLUSTER_COLUMNS);
         uint32 empty_there = address_in(empty, lane < SHARERS ? rank : 0);
-        float d[2][COLUMNS / 2];
-        uint32 round = 0; // of the warpgroup's own tiles
-        for (int i = group; i < tiles.count; i += 2, round ^= 1) {
-            Place place = tiles[i];
+        float d[COLUMNS / 2];
+        uint32 round = 0; // of the pair's own tiles
+        for (int i = pair; i < tiles.count; i += 2, round ^= 1) {
             int taken = i * steps, stage = taken % STAGES, last = 0;
             uint32 parity = (taken / STAGES) & 1;
             // Not only so that one tile is done before the next begins: a barrier's parity tells two rounds apart, no more.
-            barrier_wait(turn + 8 * group, group == 0 ? round ^ 1 : round);
+            barrier_wait(turn + 8 * pair, pair == 0 ? round ^ 1 : round);
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
                 barrier_wait(full + 8 * stage, parity);
-                uint64 left = lines_descriptor(memory + stage * STAGE_BYTES);
+                uint64 left = lines_descriptor(memory + stage * STAGE_BYTES + lines);
                 uint64 right = lines_descriptor(memory + stage * STAGE_BYTES + LEFT_BYTES);
                 products_begin();
 #pragma unroll
-                for (int k = 0; k < DEPTH / 16; k++)
-#pragma unroll
-                    for (int h = 0; h < 2; h++)
-                        half_product<1>(d[h], left + 2 * k + h * (64 * LINE / 16), right + k * (16 * LINE / 16), step + k > 0);
+                for (int k = 0; k < DEPTH / 16; k++) half_product<1>(d, left + 2 * k, right + LINE * k, step + k > 0);
                 products_commit();
                 if (step > 0) {
                     products_wait<1>();
@@ -236,30 +258,21 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(384, 1)
                 last = stage;
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
-            barrier_arrive(turn + 8 * (group ^ 1), lane == 0);
+            barrier_arrive(turn + 8 * (pair ^ 1), lane == 0);
             products_wait<0>();
-            products_done(d[0]);
-            products_done(d[1]);
+            products_done(d);
             barrier_arrive_there(empty_there + 8 * last, lane < SHARERS);
-            barrier_wait(loaded + 8 * group, round);
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                if (p.parts) warps_meet(group); // what was there is read
-                apply_slopes(d[h], at + h * 64 * LINE, p.parts, columns[group][warp]);
-                if (!p.parts) continue;
-                warps_meet(group);
-                int row = place.row + h * SUM_ROWS;
-                for (int c = threadIdx.x % 128; c < COLUMNS; c += 128) {
-                    float sum = columns[group][0][c];
-#pragma unroll
-                    for (int w = 1; w < 4; w++) sum += columns[group][w][c];
-                    if (row < p.tokens && place.column + c < p.hidden)
-                        p.parts[(int64)(row / SUM_ROWS) * p.hidden + place.column + c] = sum;
-                }
-            }
+            barrier_wait(loaded + 8 * pair, round);
+            if (SUMS) warps_meet(role); // the sums of the tile before are read
+            apply_slopes(d, at, columns[role - 1][warp]);
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncwarp();
-            barrier_arrive(written + 8 * group, lane == 0);
+            barrier_arrive(written + 8 * pair, lane == 0);
+            if (SUMS) {
+                Place place = tiles[i];
+                warps_meet(role);
+                put_sums(p, place.row + half * SUM_ROWS, place.column, columns[role - 1]);
+            }
         }
     }
     cluster_sync(); // nothing copies to a block, or arrives there, that has ended

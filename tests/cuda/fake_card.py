@@ -340,3 +340,5 @@ def install(monkeypatch: pytest.MonkeyPatch, capability: int = 90) -> None:
     monkeypatch.setattr(f"{backends}.mixed.backend.Products", FakeProducts)
     monkeypatch.setattr(f"{backends}.mixed.backend.Flash", FakeFlash)
     monkeypatch.setattr(f"{backends}.mixed.backend.HopperAttention", FakeHopperAttention)
+    # Its place is taken by the product and the kernel that serve on other cards.
+    monkeypatch.setattr(f"{backends}.mixed.backend.HopperActivation", lambda launch, dtype: None)

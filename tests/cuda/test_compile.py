@@ -3,6 +3,7 @@
 import pytest
 
 from engine.backends.cuda import compiler
+from engine.backends.cuda.mixed import hopper_activation
 from engine.backends.cuda.mixed.hopper_attention import SHAPES, kernels_unit
 from engine.backends.cuda.sources import UNITS, Unit, constants, headers, source
 
@@ -41,6 +42,9 @@ def test_units_of_the_tier_prod_compile(unit: str, bf16: int, capability: int) -
     macros = {"HALF_BF16": bf16} | ({"WIDTH": 768} if unit == "layernorm_mixed" else {})
     if unit == "attention_hopper_mixed":
         macros = dict(kernels_unit("bfloat16" if bf16 else "float16", 64, dropout=False).macros)
+    if unit == "activation_hopper_mixed":
+        dtype = "bfloat16" if bf16 else "float16"
+        macros = dict(hopper_activation.kernel_unit(dtype, relu=False, sums=True).macros)
     assert compiler.compile_unit(Unit(unit, macros), capability).startswith(b"\x7fELF")
 
 
@@ -51,6 +55,13 @@ def test_attention_of_the_tier_prod_compiles(wide: int, dropout: bool) -> None:
     unit = kernels_unit("bfloat16", wide, dropout)
     code = compiler.compile_unit(unit, compiler.HOPPER)
     assert all(name in code for name in (b"k_attention_forward", b"k_attention_queries", b"k_attention_keys"))
+
+
+@needs_compiler
+@pytest.mark.parametrize(("relu", "sums"), [(False, False), (True, True)])
+def test_products_with_a_derivative_compile(relu: bool, sums: bool) -> None:
+    code = compiler.compile_unit(hopper_activation.kernel_unit("bfloat16", relu, sums), compiler.HOPPER)
+    assert b"k_sloped_product" in code
 
 
 @needs_compiler

@@ -11,7 +11,8 @@ import pytest
 
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
-from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS, HopperActivation, serves
+from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS, HopperActivation
+from engine.backends.cuda.mixed.hopper_attention import serves
 from tests.cuda.fake_card import Array, narrow, wide
 
 GUARD = 4096  # bytes behind every result

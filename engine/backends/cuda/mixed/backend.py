@@ -11,6 +11,7 @@ from engine.backends.base import CHOICES, SCALE, STREAK, StepOutcome
 from engine.backends.cuda.backend import CONSTANTS, STATE, CudaBackend
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.mixed.flash import Flash
+from engine.backends.cuda.mixed.hopper_activation import HopperActivation
 from engine.backends.cuda.mixed.hopper_attention import HopperAttention, serves
 from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.backends.cuda.mixed.products import WORKSPACE, Products
@@ -46,8 +47,10 @@ class MixedBackend(CudaBackend):
         workspaces = self.address("products")
         self.products = Products(card.name, {main: workspaces, side: workspaces + WORKSPACE})
         self.attention: Flash | HopperAttention
+        self.activation: HopperActivation | None = None
         if serves(card.capability):
             self.attention = HopperAttention(self.launcher, HALF_DTYPES[precision])
+            self.activation = HopperActivation(self.launcher, HALF_DTYPES[precision])
         else:
             self.attention = Flash(main, precision)
         self._choices: dict[str, str] = {}  # of the products of a training step

@@ -2,39 +2,33 @@
 
 from dataclasses import dataclass
 
-from engine.backends.cuda.compiler import HOPPER
 from engine.backends.cuda.launching import Launcher
 from engine.backends.cuda.run import ceiling
 from engine.backends.cuda.sources import Unit
 from engine.backends.cuda.tensor_maps import BEFORE_MAPS, matrix_map
 
-ROWS, DEPTH, BOX = 128, 64, 64  # as in activation_hopper_mixed.cu: of a tile, of a stage, columns of a box
+ROWS, COLUMNS, DEPTH, BOX = 128, 128, 64, 64  # as in activation_hopper_mixed.cu: of a tile, a stage, a box
 SUM_ROWS = 64
-THREADS = 384
+THREADS = 640
 SPARE = 1024  # bytes: tiles are moved to a multiple of it
 
 
 @dataclass(frozen=True)
 class Form:
-    """Neighbouring tiles that a cluster takes, columns of a tile, and stages under way."""
+    """Neighbouring tiles that a cluster takes, and stages under way."""
 
     down: int
     right: int
-    columns: int
     stages: int
 
 
-FORM = Form(2, 1, 128, 4)
+FORM = Form(2, 1, 4)
 
 
-def serves(capability: int) -> bool:
-    """Whether this kernel serves on a card."""
-    return capability == HOPPER
-
-
-def kernel_unit(dtype: str, relu: bool) -> Unit:
-    macros = {"HALF_BF16": int(dtype == "bfloat16"), "RELU": int(relu)}
-    macros |= {"CLUSTER_ROWS": FORM.down, "CLUSTER_COLUMNS": FORM.right, "COLUMNS": FORM.columns, "STAGES": FORM.stages}
+def kernel_unit(dtype: str, relu: bool, sums: bool) -> Unit:
+    """The kernel of one activation, with or without sums for a bias."""
+    macros = {"HALF_BF16": int(dtype == "bfloat16"), "RELU": int(relu), "SUMS": int(sums)}
+    macros |= {"CLUSTER_ROWS": FORM.down, "CLUSTER_COLUMNS": FORM.right, "STAGES": FORM.stages}
     return Unit("activation_hopper_mixed", macros)
 
 
@@ -58,16 +52,16 @@ class HopperActivation:
             matrix_map(weight, self._dtype, (1, width, hidden), hidden, (DEPTH // form.down, BOX)),
             *(matrix_map(x, self._dtype, (1, tokens, hidden), hidden, (ROWS, BOX)) for x in (before, dbefore)),
         )
-        tiles = ceiling(tokens, form.down * ROWS) * ceiling(hidden, form.right * form.columns)
+        tiles = ceiling(tokens, form.down * ROWS) * ceiling(hidden, form.right * COLUMNS)
         cluster = form.down * form.right
-        stage = 2 * DEPTH * (ROWS + form.columns)
+        stage = 2 * DEPTH * (ROWS + COLUMNS)
         self._launch(
-            kernel_unit(self._dtype, relu),
+            kernel_unit(self._dtype, relu, parts != 0),
             "k_sloped_product",
             BEFORE_MAPS + 4 * "128s" + "Piii",
             (cluster * min(card.processors // cluster, tiles),),
             (THREADS,),
             *maps,
             *(parts, tokens, width, hidden),
-            shared=stage * form.stages + 2 * 2 * ROWS * form.columns + SPARE,
+            shared=stage * form.stages + 2 * 2 * ROWS * COLUMNS + SPARE,
         )

@@ -24,6 +24,7 @@ class MixedRun(Run):
         super().__init__(backend, sizes, shards)
         self.products: Products = backend.products
         self.attention: Flash | HopperAttention = backend.attention
+        self.activation = backend.activation
         self.half = HALF_DTYPES[backend.precision]
         self.usual_shards = backend.layout.shards_within(backend.train.shards, USUAL_TOKENS)
         self.all_shards = backend.train.shards

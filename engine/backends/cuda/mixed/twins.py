@@ -28,7 +28,7 @@ PLACE_THREADS = 64  # few, so that all multiprocessors take part
 LEAST_NORM_ROWS, MOST_NORM_ROWS = 16, 128
 NORM_PROCESSORS = 128  # that LayerNorm's backward pass fills once while the usual number of tokens is taken
 SUM_ROWS = 128  # as in linear_mixed.cu
-ACTIVATION_ROWS = 64  # as in activation_mixed.cu
+ACTIVATION_ROWS = 64  # as in activation_mixed.cu, activation_hopper_mixed.cu
 CLASSIFIER_THREADS, CLASSIFIER_COLUMNS = 512, 32  # at most, and aimed at for each
 LONG_CLASSIFIER_THREADS, LONG_CLASSIFIER_COLUMNS = 1024, 8
 CLASSIFIER_SPARE = 2048  # bytes of shared memory that k_classifier has beside the row
@@ -388,16 +388,7 @@ class MlpTwin(MixedTwin[Mlp]):
         with run.launch.beside():
             out = run.parameter_gradient(parameters["down"])
             weight_gradient(run, dy, width, width, after, hidden, run.work(operation, "down"), out)
-        run.multiply(
-            (run.tokens, hidden, width),
-            run.narrow(dy, width),
-            run.narrow(run.weight16(parameters["down"]), hidden),
-            run.narrow(dbefore, hidden),
-        )
-        # The library's own product with GELU's derivative takes longer than both, and sums no bias.
-        grid = (ceiling(hidden, 256), ceiling(run.shard_tokens, ACTIVATION_ROWS), run.shards)
-        arguments = (before, run.shard_tokens, hidden, dbefore, run.parts(operation))
-        run.launch(self._unit(run, operation), "k_activation_bwd", "PiiPP", grid, (THREADS,), *arguments)
+        self._activation_gradient(run, operation, dy, before, dbefore)
         with run.launch.beside():
             out = run.parameter_gradient(parameters["up"])
             weight_gradient(run, dbefore, hidden, hidden, x, width, run.work(operation, "up"), out)
@@ -408,6 +399,22 @@ class MlpTwin(MixedTwin[Mlp]):
             run.narrow(dx, width),
             add=run.accumulates(operation, "x"),
         )
+
+    def _activation_gradient(self, run: MixedRun, operation: Mlp, dy: int, before: int, dbefore: int) -> None:
+        """dbefore is the gradient of what the activation was taken of; beside it, parts of the bias's gradient."""
+        width, hidden, parts = operation.width, operation.hidden, run.parts(operation)
+        weight = run.weight16(operation.parameters["down"])
+        # Our own kernel sums over rows of all shards at once.
+        if run.activation is not None and run.shard_tokens % ACTIVATION_ROWS == 0:
+            sizes, relu = (run.tokens, width, hidden), operation.function == "relu"
+            run.activation.backward(sizes, dy, weight, before, dbefore, relu, parts)
+            return
+        a, b, out = run.narrow(dy, width), run.narrow(weight, hidden), run.narrow(dbefore, hidden)
+        run.multiply((run.tokens, hidden, width), a, b, out)
+        # The library's own product with GELU's derivative takes longer than both, and sums no bias.
+        grid = (ceiling(hidden, 256), ceiling(run.shard_tokens, ACTIVATION_ROWS), run.shards)
+        arguments = (before, run.shard_tokens, hidden, dbefore, parts)
+        run.launch(self._unit(run, operation), "k_activation_bwd", "PiiPP", grid, (THREADS,), *arguments)
 
 
 class AttentionTwin(Twin[FlashAttention]):
