@@ -4,9 +4,10 @@
 // Legend: T tokens, W the model's width, H the hidden one. dbefore [T, H] = (dy [T, W] * weight [W, H]) * f'(before [T, H]).
 //
 // Blocks stay and take tile after tile. One warp copies the operands of all tiles, in turn; two pairs of warpgroups take
-// a tile each: while one goes through the depth, the other multiplies by the derivative. Each has room in shared memory
-// for its tile of `before`, which becomes dbefore there; a warp for each brings the one and writes the other. (One
-// warpgroup for a tile would do for the products, but its four warps alone take too long for the derivatives.)
+// every other tile: while one goes through the depth, the other multiplies by the derivative, chunk by chunk. A chunk of
+// `before` becomes dbefore in shared memory, which has room for those of TILES tiles (1 or 2); two warps bring them and
+// write them, each as soon as there is room or it is done. (One warpgroup for a tile would do for the products, but its
+// four warps alone take too long for the derivatives.)
 //
 // The blocks of a cluster take neighbouring tiles, CLUSTER_ROWS down and CLUSTER_COLUMNS to the right: each copies a part
 // of what they share, to all that want it.
@@ -17,13 +18,13 @@
 
 #define ROWS 128 // of a tile
 #define COLUMNS 128
-#define DEPTH 64 // of a stage
+#define DEPTH 64 // of a stage; also rows and columns of a chunk
 #define LINE 128 // bytes of a line in shared memory: 64 elements, the width of the copy engine's swizzle
 #define LEFT_BYTES (ROWS * LINE)
-#define BOX_BYTES (DEPTH * LINE) // of the right operand, 64 columns of it
+#define BOX_BYTES (DEPTH * LINE) // a chunk, or 64 columns of the right operand
 #define BOXES (COLUMNS / 64)
 #define STAGE_BYTES (LEFT_BYTES + BOXES * BOX_BYTES)
-#define TILE_BYTES (ROWS * COLUMNS * 2)
+#define CHUNKS (2 * BOXES)
 #define CLUSTER (CLUSTER_ROWS * CLUSTER_COLUMNS)
 #define SHARERS (CLUSTER_ROWS + CLUSTER_COLUMNS - 1) // blocks that a block has an operand in common with, itself among them
 #define SUM_ROWS 64 // that the parts of the bias's gradient are sums of
@@ -61,10 +62,16 @@ __device__ __forceinline__ uint64 lines_descriptor(uint32 address) {
 }
 
 // Barriers in shared memory: of stages, whether they are full, empty; of each pair of warpgroups, whether it may go
-// through the depth, whether its tile of `before` is there, and whether it has become dbefore.
+// through the depth, and of the chunks of its tile, whether `before` is there and whether it has become dbefore. A
+// barrier's parity tells one round from the next, no more: none is waited for by one that may be two rounds ahead.
 struct Barriers {
-    uint64 full[STAGES], empty[STAGES], turn[2], loaded[2], written[2];
+    uint64 full[STAGES], empty[STAGES], turn[2], loaded[2 * CHUNKS], written[2 * CHUNKS];
 };
+
+// A chunk of tile number i: the upper or lower half of its 64 columns number b.
+__device__ __forceinline__ int chunk_of(int i, int b, int half) { return (i & 1) * CHUNKS + 2 * b + half; }
+
+__device__ __forceinline__ uint32 chunk_place(uint32 chunks, int chunk) { return chunks + chunk % (TILES * CHUNKS) * BOX_BYTES; }
 
 __device__ __forceinline__ void copy_operands(const TensorMap *dy, const TensorMap *weight, const Tiles &tiles, int steps,
                                               uint32 memory, uint32 full, uint32 empty) {
@@ -98,20 +105,27 @@ __device__ __forceinline__ void copy_operands(const TensorMap *dy, const TensorM
     }
 }
 
-// Bring each tile of `before` of a pair, and write what has become of it.
-__device__ __forceinline__ void copy_tiles(const TensorMap *before, const TensorMap *dbefore, const Tiles &tiles, int pair,
-                                           uint32 tile, uint32 loaded, uint32 written) {
-    uint32 parity = 0;
-    for (int i = pair; i < tiles.count; i += 2, parity ^= 1) {
-        Place place = tiles[i];
-        barrier_expect(loaded, TILE_BYTES);
+// Bring the chunks of `before` of one half of all tiles, and write what has become of them.
+__device__ __forceinline__ void copy_chunks(const TensorMap *before, const TensorMap *dbefore, const Tiles &tiles, int half,
+                                            uint32 chunks, uint32 loaded, uint32 written) {
+    for (int i = 0; i < tiles.count + TILES; i++)
 #pragma unroll
-        for (int b = 0; b < BOXES; b++) copy_box(tile + b * ROWS * LINE, before, place.column + 64 * b, place.row, 0, 0, loaded);
-        barrier_wait(written, parity);
-#pragma unroll
-        for (int b = 0; b < BOXES; b++) store_box(dbefore, place.column + 64 * b, place.row, 0, 0, tile + b * ROWS * LINE);
-        stores_read();
-    }
+        for (int b = 0; b < BOXES; b++) {
+            int done = i - TILES;
+            if (done >= 0) {
+                Place place = tiles[done];
+                int chunk = chunk_of(done, b, half);
+                barrier_wait(written + 8 * chunk, done / 2 & 1);
+                store_box(dbefore, place.column + 64 * b, place.row + 64 * half, 0, 0, chunk_place(chunks, chunk));
+                stores_read();
+            }
+            if (i < tiles.count) {
+                Place place = tiles[i];
+                int chunk = chunk_of(i, b, half);
+                barrier_expect(loaded + 8 * chunk, BOX_BYTES);
+                copy_box(chunk_place(chunks, chunk), before, place.column + 64 * b, place.row + 64 * half, 0, 0, loaded + 8 * chunk);
+            }
+        }
 }
 
 // Eight sums each of 32 lanes over the eight lanes with the same lane % 4: lane 4g + t keeps that of number g.
@@ -146,31 +160,30 @@ __device__ __forceinline__ void store_words(uint32 address, const Words &v) {
                  "r"(v.w[2]), "r"(v.w[3]) : "memory");
 }
 
-// 64 rows of the tile: sums times the derivative of what stands at `at` (of this lane's row of a block of 16 x 16) become
-// dbefore there; columns are the sums over the warp's rows.
-__device__ __forceinline__ void apply_slopes(const float (&d)[COLUMNS / 2], uint32 at, float *columns) {
+// A chunk: sums from number `first` on, times the derivative of what stands at `at` (of this lane's row of a block of
+// 16 x 16), become dbefore there; columns are the sums over the warp's rows.
+__device__ __forceinline__ void apply_slopes(const float (&d)[COLUMNS / 2], int first, uint32 at, float *columns) {
     int lane = lane_of_thread();
-    auto place = [at](int k) { return (at ^ (k % 4 * 32)) + k / 4 * (ROWS * LINE); };
-    Words next[2] = {load_words(place(0)), load_words(place(1))};
+    Words next[2] = {load_words(at), load_words(at ^ 32)};
 #pragma unroll
-    for (int q = 0; q < COLUMNS / 32; q++) {
+    for (int q = 0; q < 2; q++) {
         Words v[2] = {next[0], next[1]};
-        if (q + 1 < COLUMNS / 32)
+        if (q == 0)
 #pragma unroll
-            for (int b = 0; b < 2; b++) next[b] = load_words(place(2 * q + 2 + b));
+            for (int b = 0; b < 2; b++) next[b] = load_words(at ^ (64 + 32 * b));
         float s[8];
 #pragma unroll
         for (int b = 0; b < 2; b++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                int i = 16 * q + 8 * b + 2 * j, n = 4 * b + j / 2 * 2;
+                int i = first + 16 * q + 8 * b + 2 * j, n = 4 * b + j / 2 * 2;
                 float low = d[i] * derivative(widened((uint16)(v[b].w[j] & 0xffff)));
                 float high = d[i + 1] * derivative(widened((uint16)(v[b].w[j] >> 16)));
                 v[b].w[j] = narrowed(low, high);
                 s[n] = j & 1 ? s[n] + low : low;
                 s[n + 1] = j & 1 ? s[n + 1] + high : high;
             }
-            store_words(place(2 * q + b), v[b]);
+            store_words(at ^ (64 * q + 32 * b), v[b]);
         }
         if (SUMS) columns[32 * q + lane / 8 * 8 + 2 * (lane & 3) + (lane / 4 & 1)] = sum_of_eight(s);
     }
@@ -179,13 +192,14 @@ __device__ __forceinline__ void apply_slopes(const float (&d)[COLUMNS / 2], uint
 // All warps of the warpgroup number `group`.
 __device__ __forceinline__ void warps_meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory"); }
 
-// A warpgroup's sums over the SUM_ROWS rows from `row` on from those over each warp's; a thread for each column.
-__device__ __forceinline__ void put_sums(const SlopedProduct &p, int row, int column, const float (&columns)[4][COLUMNS]) {
-    int c = threadIdx.x % COLUMNS;
+// A chunk's sums over its rows from those over each warp's: a thread for each column.
+__device__ __forceinline__ void put_sums(const SlopedProduct &p, int row, int column, const float (&columns)[4][64]) {
+    int c = threadIdx.x % 128;
+    if (c >= 64 || row >= p.tokens || column + c >= p.hidden) return;
     float sum = columns[0][c];
 #pragma unroll
     for (int w = 1; w < 4; w++) sum += columns[w][c];
-    if (row < p.tokens && column + c < p.hidden) p.parts[(int64)(row / SUM_ROWS) * p.hidden + column + c] = sum;
+    p.parts[(int64)(row / SUM_ROWS) * p.hidden + column + c] = sum;
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
@@ -193,8 +207,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
                      const __grid_constant__ TensorMap before, const __grid_constant__ TensorMap dbefore, SlopedProduct p) {
     extern __shared__ int8 dynamic[];
     __shared__ Barriers barriers;
-    __shared__ float columns[4][4][COLUMNS];
-    uint32 memory = (shared_address(dynamic) + 1023) & ~1023u, first_tile = memory + STAGES * STAGE_BYTES;
+    __shared__ float columns[2 * CHUNKS][4][64];
+    uint32 memory = (shared_address(dynamic) + 1023) & ~1023u, chunks = memory + STAGES * STAGE_BYTES;
     uint32 full = shared_address(barriers.full), empty = shared_address(barriers.empty), turn = shared_address(barriers.turn);
     uint32 loaded = shared_address(barriers.loaded), written = shared_address(barriers.written);
     int role = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0), lane = lane_of_thread(), warp = (threadIdx.x / WARP) & 3;
@@ -204,10 +218,10 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, 8 * SHARERS); // warps
         }
-        for (int g = 0; g < 2; g++) {
-            barrier_init(turn + 8 * g, 8);
-            barrier_init(loaded + 8 * g, 1);
-            barrier_init(written + 8 * g, 8);
+        for (int g = 0; g < 2; g++) barrier_init(turn + 8 * g, 8);
+        for (int c = 0; c < 2 * CHUNKS; c++) {
+            barrier_init(loaded + 8 * c, 1);
+            barrier_init(written + 8 * c, 4);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -219,18 +233,15 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (lane == 0) {
             if (warp == 0) copy_operands(&dy, &weight, tiles, steps, memory, full, empty);
-            else if (warp <= 2) {
-                int pair = warp - 1;
-                copy_tiles(&before, &dbefore, tiles, pair, first_tile + pair * TILE_BYTES, loaded + 8 * pair, written + 8 * pair);
-            }
+            else if (warp <= 2) copy_chunks(&before, &dbefore, tiles, warp - 1, chunks, loaded, written);
         }
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
         int pair = (role - 1) / 2, half = (role - 1) & 1; // of the tile's rows
-        uint32 lines = half * SUM_ROWS * LINE;
+        uint32 left_lines = half * 64 * LINE;
         // A lane's row of a block of 16 x 16, its half to the left or right; the swizzle moves 16 bytes by the row.
-        uint32 at = first_tile + pair * TILE_BYTES + lines + (16 * warp + lane % 16) * LINE + ((lane % 8 ^ lane / 16) * 16);
+        uint32 inside = (16 * warp + lane % 16) * LINE + (lane % 8 ^ lane / 16) * 16;
         // A lane for each block that copies to this one.
         int rank = lane < CLUSTER_ROWS ? lane + CLUSTER_ROWS * tiles.right
                                        : tiles.down + CLUSTER_ROWS * ((tiles.right + lane - CLUSTER_ROWS + 1) % CLUSTER_COLUMNS);
@@ -240,12 +251,11 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
         for (int i = pair; i < tiles.count; i += 2, round ^= 1) {
             int taken = i * steps, stage = taken % STAGES, last = 0;
             uint32 parity = (taken / STAGES) & 1;
-            // Not only so that one tile is done before the next begins: a barrier's parity tells two rounds apart, no more.
             barrier_wait(turn + 8 * pair, pair == 0 ? round ^ 1 : round);
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
                 barrier_wait(full + 8 * stage, parity);
-                uint64 left = lines_descriptor(memory + stage * STAGE_BYTES + lines);
+                uint64 left = lines_descriptor(memory + stage * STAGE_BYTES + left_lines);
                 uint64 right = lines_descriptor(memory + stage * STAGE_BYTES + LEFT_BYTES);
                 products_begin();
 #pragma unroll
@@ -262,16 +272,19 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
             products_wait<0>();
             products_done(d);
             barrier_arrive_there(empty_there + 8 * last, lane < SHARERS);
-            barrier_wait(loaded + 8 * pair, round);
-            if (SUMS) warps_meet(role); // the sums of the tile before are read
-            apply_slopes(d, at, columns[role - 1][warp]);
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            __syncwarp();
-            barrier_arrive(written + 8 * pair, lane == 0);
-            if (SUMS) {
-                Place place = tiles[i];
-                warps_meet(role);
-                put_sums(p, place.row + half * SUM_ROWS, place.column, columns[role - 1]);
+            Place place = tiles[i];
+#pragma unroll
+            for (int b = 0; b < BOXES; b++) {
+                int chunk = chunk_of(i, b, half);
+                barrier_wait(loaded + 8 * chunk, round);
+                apply_slopes(d, 32 * b, chunk_place(chunks, chunk) + inside, columns[chunk][warp]);
+                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                if (SUMS) {
+                    warps_meet(role);
+                    put_sums(p, place.row + 64 * half, place.column + 64 * b, columns[chunk]);
+                }
+                __syncwarp();
+                barrier_arrive(written + 8 * chunk, lane == 0);
             }
         }
     }

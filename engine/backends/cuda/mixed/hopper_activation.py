@@ -15,20 +15,21 @@ SPARE = 1024  # bytes: tiles are moved to a multiple of it
 
 @dataclass(frozen=True)
 class Form:
-    """Neighbouring tiles that a cluster takes, and stages under way."""
+    """Neighbouring tiles that a cluster takes, stages under way, and tiles for whose activation's input there is room."""
 
     down: int
     right: int
     stages: int
+    tiles: int
 
 
-FORM = Form(2, 1, 4)
+FORM = Form(2, 1, 5, 1)
 
 
 def kernel_unit(dtype: str, relu: bool, sums: bool) -> Unit:
     """The kernel of one activation, with or without sums for a bias."""
     macros = {"HALF_BF16": int(dtype == "bfloat16"), "RELU": int(relu), "SUMS": int(sums)}
-    macros |= {"CLUSTER_ROWS": FORM.down, "CLUSTER_COLUMNS": FORM.right, "STAGES": FORM.stages}
+    macros |= {"CLUSTER_ROWS": FORM.down, "CLUSTER_COLUMNS": FORM.right, "STAGES": FORM.stages, "TILES": FORM.tiles}
     return Unit("activation_hopper_mixed", macros)
 
 
@@ -50,7 +51,7 @@ class HopperActivation:
         maps = (
             matrix_map(dy, self._dtype, (1, tokens, width), width, (ROWS // form.right, DEPTH)),
             matrix_map(weight, self._dtype, (1, width, hidden), hidden, (DEPTH // form.down, BOX)),
-            *(matrix_map(x, self._dtype, (1, tokens, hidden), hidden, (ROWS, BOX)) for x in (before, dbefore)),
+            *(matrix_map(x, self._dtype, (1, tokens, hidden), hidden, (BOX, BOX)) for x in (before, dbefore)),
         )
         tiles = ceiling(tokens, form.down * ROWS) * ceiling(hidden, form.right * COLUMNS)
         cluster = form.down * form.right
@@ -63,5 +64,5 @@ class HopperActivation:
             (THREADS,),
             *maps,
             *(parts, tokens, width, hidden),
-            shared=stage * form.stages + 2 * 2 * ROWS * COLUMNS + SPARE,
+            shared=stage * form.stages + 2 * ROWS * COLUMNS * form.tiles + SPARE,
         )
