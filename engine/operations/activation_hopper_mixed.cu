@@ -9,8 +9,10 @@
 // write them, each as soon as there is room or it is done. (One warpgroup for a tile would do for the products, but its
 // four warps alone take too long for the derivatives.)
 //
-// The blocks of a cluster take neighbouring tiles, CLUSTER_ROWS down and CLUSTER_COLUMNS to the right: each copies a part
-// of what they share, to all that want it.
+// The two blocks of a cluster take tiles one above the other: each copies half of what a stage
+// has of the weight, to both.
+//
+// Compiled for RELU or GELU, with SUMS or without, STAGES of the depth under way, and TILES.
 #include "activations.cuh"
 #include "half_products.cuh"
 
@@ -25,8 +27,7 @@
 #define BOXES (COLUMNS / 64)
 #define STAGE_BYTES (LEFT_BYTES + BOXES * BOX_BYTES)
 #define CHUNKS (2 * BOXES)
-#define CLUSTER (CLUSTER_ROWS * CLUSTER_COLUMNS)
-#define SHARERS (CLUSTER_ROWS + CLUSTER_COLUMNS - 1) // blocks that a block has an operand in common with, itself among them
+#define PAIRED 2 // blocks of a cluster
 #define SUM_ROWS 64 // that the parts of the bias's gradient are sums of
 
 struct SlopedProduct {
@@ -40,19 +41,17 @@ struct Place {
 
 // The tiles of a block.
 struct Tiles {
-    int wide, first, step, count, down, right;
+    int wide, first, step, count, down;
 
     __device__ __forceinline__ Tiles(const SlopedProduct &p) {
-        int tall = (p.tokens + CLUSTER_ROWS * ROWS - 1) / (CLUSTER_ROWS * ROWS);
-        wide = (p.hidden + CLUSTER_COLUMNS * COLUMNS - 1) / (CLUSTER_COLUMNS * COLUMNS);
-        first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER, count = (tall * wide - first + step - 1) / step;
-        int rank = cluster_rank();
-        down = rank % CLUSTER_ROWS, right = rank / CLUSTER_ROWS;
+        int tall = (p.tokens + PAIRED * ROWS - 1) / (PAIRED * ROWS);
+        wide = (p.hidden + COLUMNS - 1) / COLUMNS, down = cluster_rank();
+        first = blockIdx.x / PAIRED, step = gridDim.x / PAIRED, count = (tall * wide - first + step - 1) / step;
     }
     // To the right first: what they share of dy is read once from memory, and the weight stays in the cache.
     __device__ __forceinline__ Place operator[](int i) const {
         int number = first + i * step, line = number / wide;
-        return {(line * CLUSTER_ROWS + down) * ROWS, ((number - line * wide) * CLUSTER_COLUMNS + right) * COLUMNS};
+        return {(line * PAIRED + down) * ROWS, (number - line * wide) * COLUMNS};
     }
 };
 
@@ -75,12 +74,7 @@ __device__ __forceinline__ uint32 chunk_place(uint32 chunks, int chunk) { return
 
 __device__ __forceinline__ void copy_operands(const TensorMap *dy, const TensorMap *weight, const Tiles &tiles, int steps,
                                               uint32 memory, uint32 full, uint32 empty) {
-    uint16 same_rows = 0, same_columns = 0;
-#pragma unroll
-    for (int j = 0; j < CLUSTER_COLUMNS; j++) same_rows |= 1 << (tiles.down + CLUSTER_ROWS * j);
-#pragma unroll
-    for (int j = 0; j < CLUSTER_ROWS; j++) same_columns |= 1 << (j + CLUSTER_ROWS * tiles.right);
-    int stage = 0;
+    int stage = 0, half = tiles.down * (DEPTH / PAIRED);
     uint32 parity = 1; // the first pass over the stages finds them empty
     for (int i = 0; i < tiles.count; i++) {
         Place place = tiles[i];
@@ -88,18 +82,11 @@ __device__ __forceinline__ void copy_operands(const TensorMap *dy, const TensorM
             uint32 to = memory + stage * STAGE_BYTES, arrival = full + 8 * stage;
             barrier_wait(empty + 8 * stage, parity);
             barrier_expect(arrival, STAGE_BYTES);
-            if (CLUSTER_COLUMNS == 1) copy_box(to, dy, step * DEPTH, place.row, 0, 0, arrival);
-            else {
-                int part = tiles.right * (ROWS / CLUSTER_COLUMNS);
-                copy_box_to(to + part * LINE, dy, step * DEPTH, place.row + part, 0, 0, arrival, same_rows);
-            }
-            int part = tiles.down * (DEPTH / CLUSTER_ROWS);
-            to += LEFT_BYTES + part * LINE;
+            copy_box(to, dy, step * DEPTH, place.row, 0, 0, arrival);
+            to += LEFT_BYTES + half * LINE;
 #pragma unroll
-            for (int b = 0; b < BOXES; b++) {
-                if (CLUSTER_ROWS == 1) copy_box(to + b * BOX_BYTES, weight, place.column + 64 * b, step * DEPTH, 0, 0, arrival);
-                else copy_box_to(to + b * BOX_BYTES, weight, place.column + 64 * b, step * DEPTH + part, 0, 0, arrival, same_columns);
-            }
+            for (int b = 0; b < BOXES; b++)
+                copy_box_to(to + b * BOX_BYTES, weight, place.column + 64 * b, step * DEPTH + half, 0, 0, arrival, 3);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
     }
@@ -202,7 +189,7 @@ __device__ __forceinline__ void put_sums(const SlopedProduct &p, int row, int co
     p.parts[(int64)(row / SUM_ROWS) * p.hidden + column + c] = sum;
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
+extern "C" __global__ void __cluster_dims__(PAIRED) __launch_bounds__(640, 1)
     k_sloped_product(const __grid_constant__ TensorMap dy, const __grid_constant__ TensorMap weight,
                      const __grid_constant__ TensorMap before, const __grid_constant__ TensorMap dbefore, SlopedProduct p) {
     extern __shared__ int8 dynamic[];
@@ -216,7 +203,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
         for (const TensorMap *map : {&dy, &weight, &before, &dbefore}) asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
-            barrier_init(empty + 8 * s, 8 * SHARERS); // warps
+            barrier_init(empty + 8 * s, 8 * PAIRED); // warps
         }
         for (int g = 0; g < 2; g++) barrier_init(turn + 8 * g, 8);
         for (int c = 0; c < 2 * CHUNKS; c++) {
@@ -242,10 +229,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
         uint32 left_lines = half * 64 * LINE;
         // A lane's row of a block of 16 x 16, its half to the left or right; the swizzle moves 16 bytes by the row.
         uint32 inside = (16 * warp + lane % 16) * LINE + (lane % 8 ^ lane / 16) * 16;
-        // A lane for each block that copies to this one.
-        int rank = lane < CLUSTER_ROWS ? lane + CLUSTER_ROWS * tiles.right
-                                       : tiles.down + CLUSTER_ROWS * ((tiles.right + lane - CLUSTER_ROWS + 1) % CLUSTER_COLUMNS);
-        uint32 empty_there = address_in(empty, lane < SHARERS ? rank : 0);
+        uint32 empty_there = address_in(empty, lane % PAIRED); // a lane for each block of the cluster
         float d[COLUMNS / 2];
         uint32 round = 0; // of the pair's own tiles
         for (int i = pair; i < tiles.count; i += 2, round ^= 1) {
@@ -263,7 +247,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
                 products_commit();
                 if (step > 0) {
                     products_wait<1>();
-                    barrier_arrive_there(empty_there + 8 * last, lane < SHARERS);
+                    barrier_arrive_there(empty_there + 8 * last, lane < PAIRED);
                 }
                 last = stage;
                 if (++stage == STAGES) stage = 0, parity ^= 1;
@@ -271,7 +255,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER) __launch_bounds__(640, 1)
             barrier_arrive(turn + 8 * (pair ^ 1), lane == 0);
             products_wait<0>();
             products_done(d);
-            barrier_arrive_there(empty_there + 8 * last, lane < SHARERS);
+            barrier_arrive_there(empty_there + 8 * last, lane < PAIRED);
             Place place = tiles[i];
 #pragma unroll
             for (int b = 0; b < BOXES; b++) {

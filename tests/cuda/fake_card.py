@@ -21,6 +21,7 @@ import pytest
 
 from engine.backends.cuda.layout import VALUES
 from engine.backends.cuda.mixed.flash import Heads, Places
+from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS
 from engine.backends.cuda.mixed.hopper_attention import numbers_bytes
 from engine.backends.cuda.mixed.products import E4M3, SIZES, Matrix, Products, Shape
 from engine.backends.cuda.sources import Unit
@@ -329,6 +330,30 @@ class FakeHopperAttention(FakeFlash):
             )
 
 
+class FakeHopperActivation:
+    """In float64; sums of blocks as the kernel leaves them."""
+
+    def __init__(self, launch: Launcher, dtype: str) -> None:
+        self.dtype = dtype
+
+    @np.errstate(all="ignore")
+    def backward(
+        self, sizes: tuple[int, int, int], dy: int, weight: int, before: int, dbefore: int, relu: bool, parts: int
+    ) -> None:
+        tokens, width, hidden = sizes
+        left, right, x = (
+            wide(np.ascontiguousarray(lines(address, *shape, shape[1], self.dtype)), self.dtype)
+            for address, shape in ((dy, (tokens, width)), (weight, (width, hidden)), (before, (tokens, hidden)))
+        )
+        t = np.tanh(sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+        slope = (1 + t) / 2 + x / 2 * (1 - t * t) * sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x * x)
+        result = np.stack([row @ right for row in left]) * ((x > 0) if relu else slope)
+        lines(dbefore, tokens, hidden, hidden, self.dtype)[:] = narrow(result, self.dtype)
+        if parts:
+            sums = np.stack([block.sum(0) for block in result.reshape(-1, SUM_ROWS, hidden)])
+            memory(parts, np.float32, sums.size)[:] = sums.reshape(-1)
+
+
 def install(monkeypatch: pytest.MonkeyPatch, capability: int = 90) -> None:
     """Let device cuda be this card."""
     backends = "engine.backends.cuda"
@@ -340,5 +365,4 @@ def install(monkeypatch: pytest.MonkeyPatch, capability: int = 90) -> None:
     monkeypatch.setattr(f"{backends}.mixed.backend.Products", FakeProducts)
     monkeypatch.setattr(f"{backends}.mixed.backend.Flash", FakeFlash)
     monkeypatch.setattr(f"{backends}.mixed.backend.HopperAttention", FakeHopperAttention)
-    # Its place is taken by the product and the kernel that serve on other cards.
-    monkeypatch.setattr(f"{backends}.mixed.backend.HopperActivation", lambda launch, dtype: None)
+    monkeypatch.setattr(f"{backends}.mixed.backend.HopperActivation", FakeHopperActivation)

@@ -44,7 +44,7 @@ def test_units_of_the_tier_prod_compile(unit: str, bf16: int, capability: int) -
         macros = dict(kernels_unit("bfloat16" if bf16 else "float16", 64, dropout=False).macros)
     if unit == "activation_hopper_mixed":
         dtype = "bfloat16" if bf16 else "float16"
-        macros = dict(hopper_activation.kernel_unit(dtype, relu=False, sums=True).macros)
+        macros = dict(hopper_activation.kernel_unit(dtype, False, True, hopper_activation.DEEP).macros)
     assert compiler.compile_unit(Unit(unit, macros), capability).startswith(b"\x7fELF")
 
 
@@ -58,9 +58,10 @@ def test_attention_of_the_tier_prod_compiles(wide: int, dropout: bool) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("form", [hopper_activation.DEEP, hopper_activation.SHALLOW])
 @pytest.mark.parametrize(("relu", "sums"), [(False, False), (True, True)])
-def test_products_with_a_derivative_compile(relu: bool, sums: bool) -> None:
-    code = compiler.compile_unit(hopper_activation.kernel_unit("bfloat16", relu, sums), compiler.HOPPER)
+def test_products_with_a_derivative_compile(relu: bool, sums: bool, form: hopper_activation.Form) -> None:
+    code = compiler.compile_unit(hopper_activation.kernel_unit("bfloat16", relu, sums, form), compiler.HOPPER)
     assert b"k_sloped_product" in code
 
 

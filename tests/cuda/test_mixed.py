@@ -53,13 +53,15 @@ CASES: dict[str, Callable[[], Specs]] = {
     "whole vocabulary": lambda: (small(vocab=128), train()),
     "wide": lambda: (small(d_model=520, heads=5, hidden=1032, layers=1), train()),
     "wide heads": lambda: (small(d_model=256, heads=2, layers=1), train()),
+    "shards of whole blocks": lambda: (small(context=64), train(batch=4, shards=4)),
+    "shards of whole blocks, no biases": lambda: (small(context=64, linear_bias=False), train(batch=4, shards=4)),
 }  # fmt: skip
 
 
 PLAIN_AND_DROPOUT = pytest.mark.parametrize(
     "changes", [pytest.param({}, marks=pytest.mark.slow), {"dropout": 0.1}], ids=["plain", "dropout"]
 )
-QUICK = ("tied", "untied, no biases, relu")  # the others take long in the emulator
+QUICK = ("tied", "untied, no biases, relu", "shards of whole blocks")  # the others take long in the emulator
 
 
 def trainer(spec: ModelSpec, recipe: TrainSpec, precision: Precision | None = "bf16", recompute: int = 0) -> Trainer:
@@ -115,6 +117,16 @@ def test_packing_of_shards_moves_no_bit(changes: dict[str, object], monkeypatch:
     monkeypatch.setattr(twins, "DROPOUT_TOKENS", shard)  # of the library's attention, where it serves
     found = []
     for tokens in (32768, 2 * shard, shard):
+        monkeypatch.setattr(MixedLayout, "tokens_at_once", tokens)
+        found.append(digests(trainer(spec, recipe), 2))
+    assert found[0] == found[1] == found[2]
+
+
+def test_packing_moves_no_bit_where_blocks_of_tokens_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There our own product takes the rows of all shards at once, with the activation's derivative."""
+    spec, recipe = small(context=64), train(batch=4, shards=4)
+    found = []
+    for tokens in (32768, 128, 64):
         monkeypatch.setattr(MixedLayout, "tokens_at_once", tokens)
         found.append(digests(trainer(spec, recipe), 2))
     assert found[0] == found[1] == found[2]
