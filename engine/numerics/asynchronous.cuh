@@ -62,8 +62,9 @@ __device__ __forceinline__ uint32 address_in(uint32 address, uint32 rank) {
 }
 
 // Arrive at a barrier of another block, by its address in the cluster.
-__device__ __forceinline__ void barrier_arrive_there(uint32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+__device__ __forceinline__ void barrier_arrive_there(uint32 barrier, int acts = 1) {
+    asm volatile("{\n.reg .pred acts;\nsetp.ne.b32 acts, %1, 0;\n"
+                 "@acts mbarrier.arrive.shared::cluster.b64 _, [%0];\n}" ::"r"(barrier), "r"(acts) : "memory");
 }
 
 // All threads of all blocks of the cluster are here, and see what any of them has written.
