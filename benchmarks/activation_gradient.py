@@ -148,7 +148,7 @@ def main() -> int:
             found = [case.results(name) for _ in range(3)]
             repeats = all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
             line[name] |= {"repeats": repeats, "distances": [round(x, 6) for x in case.distances(found[0])]}
-            failed |= name == "own" and not (repeats and max(line[name]["distances"]) < unit)
+            failed |= name == "own" and not (repeats and max(line[name]["distances"]) < 2 * unit)
         print(json.dumps(line), flush=True)
         case.free()
     return int(failed)

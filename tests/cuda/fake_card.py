@@ -24,6 +24,7 @@ from engine.backends.cuda.mixed.flash import Heads, Places
 from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS
 from engine.backends.cuda.mixed.hopper_attention import numbers_bytes
 from engine.backends.cuda.mixed.products import E4M3, SIZES, Matrix, Products, Shape
+from engine.backends.cuda.mixed.weight_gradients import Taken
 from engine.backends.cuda.sources import Unit
 from tests.cuda.attention_reference import attention, kept_pairs
 from tests.cuda.emulation import Emulated
@@ -121,10 +122,11 @@ class Beside:
         else:
             call()
 
-    def wait(self) -> None:
-        for call in self.queue:
+    def wait(self, count: int | None = None) -> None:
+        """For all, or for the first `count` calls that are still to come."""
+        now, self.queue = self.queue[:count], self.queue[len(self.queue[:count]) :]
+        for call in now:
             call()
-        self.queue.clear()
 
 
 SIDE_WORK = Beside()
@@ -136,6 +138,8 @@ class Launcher:
     def __init__(self, card: Card) -> None:
         self.card, self.current, self.streams = card, MAIN, (MAIN, SIDE)
         self.stream = SimpleNamespace(handle=MAIN)
+        self.step = self._read = 0
+        self._ended: list[tuple[int, int]] = []  # step and length of the queue at the end of what was queued together
 
     def __call__(
         self,
@@ -159,14 +163,24 @@ class Launcher:
         SIDE_WORK(self.current, lambda: ctypes.memset(address, byte, size))
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def beside(self, reads_lasting: bool = False) -> Iterator[None]:
         self.current = SIDE
         yield
         self.current = MAIN
+        self._ended.append((self.step, len(SIDE_WORK.queue)))
+        if not reads_lasting:
+            self._read = len(SIDE_WORK.queue)
+
+    def _wait(self, count: int) -> None:
+        SIDE_WORK.wait(count)
+        self._ended = [(step, end - count) for step, end in self._ended if end > count]
+        self._read = max(self._read - count, 0)
+
+    def join_reads(self) -> None:
+        self._wait(self._read)
 
     def join(self, before: int | None = None) -> None:
-        if before is None:
-            SIDE_WORK.wait()
+        self._wait(max((end for step, end in self._ended if before is None or step < before), default=0))
 
     def synchronise(self) -> None: ...
 
@@ -261,6 +275,41 @@ class FakeProducts(Products):
                 x = wide(np.ascontiguousarray(before), out.dtype)
                 result = 0.5 * x * (1 + np.tanh(sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
             z[:] = narrow(result + (wide(np.ascontiguousarray(z), out.dtype) if add else 0), out.dtype)
+
+
+class FakeWeightGradients:
+    """In the place of our own kernel: products of shards in float64, added one after another in fp32 within a chain."""
+
+    def __init__(self, launch: Launcher) -> None:
+        self.launch = launch
+
+    def __call__(self, dy: Matrix, x: Matrix, taken: Taken, out: int) -> None:
+        SIDE_WORK(self.launch.current, lambda: self._compute(dy, x, taken, out))
+
+    @np.errstate(all="ignore")
+    def _compute(self, dy: Matrix, x: Matrix, taken: Taken, out: int) -> None:
+        tokens, length, result = taken.tokens, taken.chain, memory(out, np.float32, taken.rows * taken.columns)
+        result = result.reshape(taken.rows, taken.columns)
+        goes_on = taken.adds and taken.shards < length
+        sums: list[Array] = [result.copy()] if goes_on else []
+        for shard in range(taken.shards):
+            left, right = (
+                wide(
+                    np.ascontiguousarray(
+                        lines(m.address + 2 * shard * tokens * m.stride, tokens, n, m.stride, m.dtype)
+                    ),
+                    m.dtype,
+                )
+                for m, n in ((dy, taken.rows), (x, taken.columns))
+            )
+            product = (left.T @ right).astype(np.float32)
+            if shard % length == 0 and not goes_on:
+                sums.append(product)
+            else:
+                sums[-1] = sums[-1] + product
+        while len(sums) > 1:
+            sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=True)]
+        result[:] = result + sums[0] if taken.adds and not goes_on else sums[0]
 
 
 class FakeFlash:
@@ -363,6 +412,7 @@ def install(monkeypatch: pytest.MonkeyPatch, capability: int = 90) -> None:
     monkeypatch.setattr(f"{backends}.backend.Launcher", Launcher)
     monkeypatch.setattr(f"{backends}.backend.Graph", Graph)
     monkeypatch.setattr(f"{backends}.mixed.backend.Products", FakeProducts)
+    monkeypatch.setattr(f"{backends}.mixed.backend.WeightGradients", FakeWeightGradients)
     monkeypatch.setattr(f"{backends}.mixed.backend.Flash", FakeFlash)
     monkeypatch.setattr(f"{backends}.mixed.backend.HopperAttention", FakeHopperAttention)
     monkeypatch.setattr(f"{backends}.mixed.backend.HopperActivation", FakeHopperActivation)

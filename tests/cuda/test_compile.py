@@ -5,6 +5,7 @@ import pytest
 from engine.backends.cuda import compiler
 from engine.backends.cuda.mixed import hopper_activation
 from engine.backends.cuda.mixed.hopper_attention import SHAPES, kernels_unit
+from engine.backends.cuda.mixed.weight_gradients import LARGE, MOST_CHAINS, SMALL, Form, unit_of
 from engine.backends.cuda.sources import UNITS, Unit, constants, headers, source
 
 MACROS: dict[str, list[dict[str, int]]] = {
@@ -45,7 +46,17 @@ def test_units_of_the_tier_prod_compile(unit: str, bf16: int, capability: int) -
     if unit == "activation_hopper_mixed":
         dtype = "bfloat16" if bf16 else "float16"
         macros = dict(hopper_activation.kernel_unit(dtype, False, True, hopper_activation.DEEP).macros)
+    if unit == "weight_gradient_mixed":
+        macros = dict(unit_of("bfloat16" if bf16 else "float16", SMALL, 1).macros)
     assert compiler.compile_unit(Unit(unit, macros), capability).startswith(b"\x7fELF")
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("chains", [2**n for n in range(MOST_CHAINS.bit_length())])
+def test_gradients_of_weights_compile(form: Form, chains: int) -> None:
+    code = compiler.compile_unit(unit_of("bfloat16", form, chains), compiler.HOPPER)
+    assert b"k_weight_gradient" in code
 
 
 @needs_compiler

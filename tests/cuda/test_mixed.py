@@ -171,7 +171,7 @@ def test_fp8_refuses_cards_without_it(machine: str, monkeypatch: pytest.MonkeyPa
         trainer(small(hidden=32), train(), "fp8")
 
 
-@PLAIN_AND_DROPOUT
+@pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}], ids=["plain", "dropout"])
 def test_when_the_side_stream_runs_moves_no_bit(machine: str, changes: dict[str, object], monkeypatch) -> None:
     """Nothing on the main stream reads or overwrites what work beside it has not finished with."""
     if machine == "card":

@@ -30,6 +30,7 @@ UNITS = {
     "loss": "operations/loss.cu",
     "loss_mixed": "operations/loss_mixed.cu",
     "residual_add": "operations/residual_add.cu",
+    "weight_gradient_mixed": "operations/weight_gradient_mixed.cu",
     "optimizer": "optimizer.cu",
     "optimizer_mixed": "optimizer_mixed.cu",
 }

@@ -1,6 +1,6 @@
 """The CUDA half of an operation: its scratch buffers and the kernels it launches."""
 
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.run import Run
@@ -13,9 +13,9 @@ class Twin(Generic[Kind]):
     """What one kind of operation does on the card. The default needs nothing beside the program's tensors."""
 
     # Whether backward must find finished what an earlier operation's backward left running beside it.
-    joins: ClassVar[bool] = False
+    joins: bool = False
     # Whether it must find read what such work reads and what is overwritten from here on.
-    joins_reads: ClassVar[bool] = False
+    joins_reads: bool = False
 
     def check(self, operation: Kind, card: Card) -> None:
         """Raise PlanRefused where this card cannot run the operation."""

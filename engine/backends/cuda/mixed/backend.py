@@ -16,6 +16,7 @@ from engine.backends.cuda.mixed.hopper_attention import HopperAttention, serves
 from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.backends.cuda.mixed.products import WORKSPACE, Products
 from engine.backends.cuda.mixed.run import MixedRun
+from engine.backends.cuda.mixed.weight_gradients import WeightGradients
 from engine.backends.cuda.run import THREADS, Run, ceiling
 from engine.backends.cuda.sources import Unit
 from engine.errors import StateMismatch
@@ -46,6 +47,7 @@ class MixedBackend(CudaBackend):
         main, side = self.launcher.streams
         workspaces = self.address("products")
         self.products = Products(card.name, {main: workspaces, side: workspaces + WORKSPACE})
+        self.weight_gradients = WeightGradients(self.launcher) if layout.own_gradients else None
         self.attention: Flash | HopperAttention
         self.activation: HopperActivation | None = None
         if serves(card.capability):
@@ -101,15 +103,34 @@ class MixedBackend(CudaBackend):
         return flagged
 
     def _add_gradients(self, right: int, left: int) -> None:
-        size = self.plan.flat_elements
-        self.launcher(
-            self._unit,
-            "k_join_gradients",
-            "PiqqPi",
-            (ceiling(size, 4 * THREADS),),
-            (THREADS,),
-            *(self.address(f"gradients{right}"), 1, size, size, self.address(f"gradients{left}"), 1),
-        )
+        self._add(self.address(f"gradients{right}"), self.address(f"gradients{left}"), self.plan.flat_elements)
+        if self._head_apart:
+            self._add(self._head_gradient(right), self._head_gradient(left), self._head_elements)
+
+    def _queue_gradients(self, run: Run) -> int:
+        gradients = super()._queue_gradients(run)
+        if self._head_apart:
+            token = self.address(f"gradients{gradients}") + 4 * self.plan.places["embed.token"]
+            self._add(self._head_gradient(gradients), token, self._head_elements)
+        return gradients
+
+    @property
+    def _head_apart(self) -> bool:
+        """Whether a tied head's gradient has a set of its own until the end, so that each of both is joined by the
+        tree, however many shards are taken at once."""
+        return self.program.spec.tied and self.weight_gradients is not None
+
+    @property
+    def _head_elements(self) -> int:
+        return self.program.spec.vocab * self.program.spec.d_model
+
+    def _head_gradient(self, gradients: int) -> int:
+        return self.address("tied") + 4 * gradients * self._head_elements
+
+    def _add(self, right: int, left: int, size: int) -> None:
+        """Add fp32 [size] at one address to those at another."""
+        grid = (ceiling(size, 4 * THREADS),)
+        self.launcher(self._unit, "k_join_gradients", "PiqqPi", grid, (THREADS,), right, 1, size, size, left, 1)
 
     def _queue_update(self, gradient: int) -> None:
         launch, size = self.launcher, self.plan.flat_elements

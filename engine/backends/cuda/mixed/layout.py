@@ -20,15 +20,17 @@ MOST_SHARDS_AT_ONCE = 64  # as k_join_gradients has room for
 class MixedLayout(CudaLayout):
     """More tokens at a time than `portable`, for products that fill a card; workspaces of the libraries.
 
-    own_attention: whether our own kernels compute attention, which need less than cuDNN.
+    own: whether our own kernels serve (hopper_attention.py), which need less than the libraries.
     """
 
     tokens_at_once = USUAL_TOKENS
     most_shards = MOST_SHARDS_AT_ONCE
     piece = 1 << 12  # many enough for small models to keep every multiprocessor busy
 
-    def __init__(self, program: Program, train: TrainSpec, tier: str, own_attention: bool) -> None:
-        self._own_attention = own_attention
+    def __init__(self, program: Program, train: TrainSpec, tier: str, own: bool) -> None:
+        self._own = own
+        # With one shard alone there is nothing to join, and chains are cut from shards.
+        self.own_gradients = own and train.shards > 1
         super().__init__(program, train, tier)
         tokens = train.batch // train.shards * program.spec.context
         twins = ((o, self.twins[o.name]) for o in program.operations)
@@ -37,10 +39,11 @@ class MixedLayout(CudaLayout):
         self.sum_places = SumPlaces(parts, self.shards_at_once(train.shards))
 
     def lingers(self, step: BackwardStep) -> int:
-        return 2  # every linear layer waits for all work beside
+        # Gradients of shards that the library leaves to be joined are large.
+        return super().lingers(step) if self.own_gradients else 2
 
     def twins_of(self, program: Program) -> dict[str, Twin[Any]]:
-        return mixed_twins(program, self.train, self._own_attention)
+        return mixed_twins(program, self.train, self._own, self.own_gradients)
 
     def token_gradients(self) -> dict[str, BufferType]:
         return {}
@@ -53,8 +56,9 @@ class MixedLayout(CudaLayout):
         tokens = self.train.batch // self.train.shards * program.spec.context
         shared = {}
         if program.spec.tied:
-            # The head writes it, the embedding reads it at the other end of the backward half.
-            shared = {"tied": BufferType((at_once, program.spec.vocab, program.spec.d_model), "float32")}
+            # The head's gradient, by shard until the embedding joins them, or else by set.
+            count = self.gradient_sets(self.train.shards) if self.own_gradients else at_once
+            shared = {"tied": BufferType((count, program.spec.vocab, program.spec.d_model), "float32")}
         return (
             super().lasting(program, elements)
             | shared
@@ -64,7 +68,7 @@ class MixedLayout(CudaLayout):
                 "parts": BufferType((self.sum_places.elements,), "float32"),
                 "sum_table": BufferType((self.sum_places.rows * SUMMED.itemsize,), "uint8"),
                 "weights16": BufferType((elements + spare,), "uint16"),
-                "products": BufferType((2, WORKSPACE), "uint8"),
+                "products": BufferType((1 if self.own_gradients else 2, WORKSPACE), "uint8"),
                 "seeds": BufferType((1 + len(attentions) * self.train.shards,), "int64"),
             }
         )

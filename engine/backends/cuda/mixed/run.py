@@ -23,6 +23,7 @@ class MixedRun(Run):
     def __init__(self, backend: "MixedBackend", sizes: Sizes, shards: int) -> None:
         super().__init__(backend, sizes, shards)
         self.products: Products = backend.products
+        self.weight_gradients = backend.weight_gradients
         self.attention: Flash | HopperAttention = backend.attention
         self.activation = backend.activation
         self.half = HALF_DTYPES[backend.precision]
@@ -57,8 +58,10 @@ class MixedRun(Run):
 
     @property
     def tied(self) -> int:
-        """fp32 [shards, vocab, d]: the gradient of a token embedding that is also the head's weight, by shard."""
-        return self._backend.address("tied")
+        """fp32: the head's gradient of a weight that is also the token embedding; by shard, [shards, vocab, d], or the
+        current set of [gradient sets, vocab, d] where our own kernel joins shards."""
+        place, spec = self._backend.address("tied"), self._backend.program.spec
+        return place + (4 * self.gradient_set * spec.vocab * spec.d_model if self.weight_gradients else 0)
 
     @property
     def token_places(self) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from engine.backends.cuda.mixed.hopper_attention import decision_mask, numbers_b
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
 from engine.backends.cuda.mixed.parts import Parts
 from engine.backends.cuda.mixed.run import USUAL_TOKENS, MixedRun
+from engine.backends.cuda.mixed.weight_gradients import Taken
 from engine.backends.cuda.run import MASK, THREADS, Run, ceiling
 from engine.backends.cuda.sources import Unit
 from engine.backends.cuda.twin import Twin
@@ -100,23 +101,26 @@ def join(run: MixedRun, shards: int, size: int, out: int) -> None:
 
 def weight_gradient(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, shards: int, out: int) -> None:
     """out [wide, deep] is (or has added) the gradient of a weight; `shards`: shard_gradients."""
-    if run.all_shards == 1:
+    if run.weight_gradients is not None:
+        taken = Taken(wide, deep, run.shard_tokens, run.shards, run.usual_shards, run.adds)
+        run.weight_gradients(run.narrow(dy, stride), run.narrow(x, deep), taken, out)
+    elif run.all_shards == 1:
         weight_products(run, dy, wide, stride, x, deep, out)
     else:
         weight_products(run, dy, wide, stride, x, deep, shards)
         join(run, shards, wide * deep, out)
 
 
-def shard_gradients(train: TrainSpec, shards: int, *shape: int) -> BufferType:
-    """Room for a weight's gradient of each logical shard taken at once; the only one needs none."""
-    return BufferType((shards if train.shards > 1 else 0, *shape), "float32")
+def shard_gradients(train: TrainSpec, own: bool, shards: int, *shape: int) -> BufferType:
+    """Room for a weight's gradient of each logical shard taken at once; the only one needs none, nor does our `own`
+    kernel."""
+    return BufferType((shards if train.shards > 1 and not own else 0, *shape), "float32")
 
 
 class EmbedTwin(MixedTwin[Embed]):
-    joins = True  # a tied head's gradient goes to the same parameter
-
     def __init__(self, tied: bool) -> None:
-        self.tied = tied
+        """tied: whether a tied head has left its gradient by shard, to be added."""
+        self.tied = self.joins = tied
 
     def forward(self, run: Run, operation: Embed) -> None:
         run = mixed(run)
@@ -169,8 +173,9 @@ class EmbedTwin(MixedTwin[Embed]):
 class NormTwin(MixedTwin[Any]):
     """LayerNorm, alone or with the residual sum before it. `rows`: that a block of the backward pass sums over."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, alone: bool) -> None:
         self.rows = rows
+        self.joins_reads = alone  # adds to a gradient that the linear layer at the end of the branch beside it reads
 
     def parts(self, operation: Any, tokens: int) -> Parts | None:
         branch_bias = operation.branch_bias if isinstance(operation, ResidualNorm) else None
@@ -231,18 +236,28 @@ class LinearTwin(MixedTwin[Linear]):
     """A product of its own.
 
     padded: columns of the result in memory, where they are more than the layer's width. sums_bias: whether the bias's
-    gradient is summed here. tied: whether its weight is the token embedding. eight: the forward product in fp8.
+    gradient is summed here. ends_branch: whether the result is a branch of a residual sum, whose gradient stands where
+    that of the sum's other part does. tied: whether its weight is the token embedding. own: whether our own kernel
+    computes the weight's gradient. eight: the forward product in fp8.
     """
 
-    joins = True
-
     def __init__(
-        self, train: TrainSpec, padded: int, sums_bias: bool, tied: bool, eight: EightBitProduct | None
+        self,
+        train: TrainSpec,
+        padded: int,
+        sums_bias: bool,
+        ends_branch: bool,
+        tied: bool,
+        own: bool,
+        eight: EightBitProduct | None,
     ) -> None:
         self.train = train
         self.padded = padded
         self.sums_bias = sums_bias
+        self.ends_branch = ends_branch
         self.tied = tied
+        self.own = own
+        self.joins = not own  # the library leaves gradients of shards, which should not wait long to be joined
         self.eight = eight
 
     def derived(self, operation: Linear, tier: str) -> dict[str, BufferType]:
@@ -256,7 +271,9 @@ class LinearTwin(MixedTwin[Linear]):
         return self.eight.forward_work(sizes.batch * sizes.context) if self.eight else {}
 
     def backward_work(self, operation: Linear, sizes: Sizes, tier: str, shards: int) -> dict[str, BufferType]:
-        return {} if self.tied else {"shards": shard_gradients(self.train, shards, operation.wide, operation.deep)}
+        if self.tied:
+            return {}
+        return {"shards": shard_gradients(self.train, self.own, shards, operation.wide, operation.deep)}
 
     def parts(self, operation: Linear, tokens: int) -> Parts | None:
         bias = (operation.parameters["bias"],) if self.sums_bias else ()
@@ -285,8 +302,10 @@ class LinearTwin(MixedTwin[Linear]):
         x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
         dy = run.gradient(operation.outputs["y"])
         # Nothing on the way back needs the parameters' gradients: they are computed beside what follows.
-        with run.launch.beside():
-            if self.tied:
+        with run.launch.beside(reads_lasting=not self.ends_branch):
+            if self.tied and self.own:
+                weight_gradient(run, dy, wide, stride, x, deep, 0, run.tied)
+            elif self.tied:
                 weight_products(run, dy, wide, stride, x, deep, run.tied)
             else:
                 out = run.parameter_gradient(operation.parameters["weight"])
@@ -305,12 +324,12 @@ class LinearTwin(MixedTwin[Linear]):
 
 
 class MlpTwin(MixedTwin[Mlp]):
-    """eight: the forward products in fp8, first up and then down; empty otherwise."""
+    """own: as LinearTwin's. eight: the forward products in fp8, first up and then down; empty otherwise."""
 
-    joins = True
-
-    def __init__(self, train: TrainSpec, eight: tuple[EightBitProduct, ...]) -> None:
+    def __init__(self, train: TrainSpec, own: bool, eight: tuple[EightBitProduct, ...]) -> None:
         self.train = train
+        self.own = own
+        self.joins = not own
         self.eight = eight
 
     def derived(self, operation: Mlp, tier: str) -> dict[str, BufferType]:
@@ -328,8 +347,8 @@ class MlpTwin(MixedTwin[Mlp]):
         tokens = sizes.batch * sizes.context
         return {
             "dbefore": BufferType((tokens, operation.hidden), "uint16"),
-            "down": shard_gradients(self.train, shards, operation.width, operation.hidden),
-            "up": shard_gradients(self.train, shards, operation.hidden, operation.width),
+            "down": shard_gradients(self.train, self.own, shards, operation.width, operation.hidden),
+            "up": shard_gradients(self.train, self.own, shards, operation.hidden, operation.width),
         }
 
     def parts(self, operation: Mlp, tokens: int) -> Parts | None:
@@ -385,11 +404,11 @@ class MlpTwin(MixedTwin[Mlp]):
         before, after = (run.tensor(operation.outputs[r]) for r in ("before", "after"))
         x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
         dy, dbefore = run.gradient(operation.outputs["y"]), run.work(operation, "dbefore")
-        with run.launch.beside():
+        with run.launch.beside(reads_lasting=True):
             out = run.parameter_gradient(parameters["down"])
             weight_gradient(run, dy, width, width, after, hidden, run.work(operation, "down"), out)
         self._activation_gradient(run, operation, dy, before, dbefore)
-        with run.launch.beside():
+        with run.launch.beside(reads_lasting=True):
             out = run.parameter_gradient(parameters["up"])
             weight_gradient(run, dbefore, hidden, hidden, x, width, run.work(operation, "up"), out)
         run.multiply(
@@ -531,28 +550,30 @@ class ClassifierTwin(MixedTwin[Classifier]):
         """Done on the way forward."""
 
 
-def mixed_twins(program: Program, train: TrainSpec, own_attention: bool) -> dict[str, Twin[Any]]:
-    """The `prod` half of each operation of a mixed program, by name. own_attention: as AttentionTwin's `own`."""
+def mixed_twins(program: Program, train: TrainSpec, own: bool, own_gradients: bool) -> dict[str, Twin[Any]]:
+    """The `prod` half of each operation of a mixed program, by name. own, own_gradients: as MixedLayout's."""
     summed_elsewhere = {o.branch_bias for o in program.operations if isinstance(o, ResidualNorm)}
     twins: dict[str, Twin[Any]] = {}
     attentions = 0
     (padded,) = (o.padded for o in program.operations if isinstance(o, Classifier))
     for operation in program.operations:
         twins[operation.name] = (
-            AttentionTwin(attentions, train, padded, own_attention)
+            AttentionTwin(attentions, train, padded, own)
             if isinstance(operation, FlashAttention)
-            else _twin(program, train, operation, summed_elsewhere)
+            else _twin(program, train, operation, summed_elsewhere, own_gradients)
         )
         attentions += isinstance(operation, FlashAttention)
     return twins
 
 
-def _twin(program: Program, train: TrainSpec, operation: Operation, summed_elsewhere: set[str | None]) -> Twin[Any]:
+def _twin(
+    program: Program, train: TrainSpec, operation: Operation, summed_elsewhere: set[str | None], own_gradients: bool
+) -> Twin[Any]:
     eight_bit = train.precision == "fp8"
     if isinstance(operation, Embed):
-        return EmbedTwin(program.spec.tied)
+        return EmbedTwin(program.spec.tied and not own_gradients)
     if isinstance(operation, LayerNorm | ResidualNorm):
-        return NormTwin(norm_rows(train, program.spec.context, operation.width))
+        return NormTwin(norm_rows(train, program.spec.context, operation.width), isinstance(operation, LayerNorm))
     if isinstance(operation, Linear):
         width = program.tensors[operation.outputs["y"]].shape[-1]
         if not isinstance(width, int):
@@ -562,9 +583,11 @@ def _twin(program: Program, train: TrainSpec, operation: Operation, summed_elsew
         in_a_block = operation.name != program.operations[-2].name  # the head comes before the loss
         eight = EightBitProduct("y", weight, bias, operation.wide, operation.deep) if eight_bit and in_a_block else None
         sums_bias = bias is not None and bias not in summed_elsewhere
-        return LinearTwin(train, width, sums_bias, weight == "embed.token", eight)
+        branches = {o.inputs["branch"] for o in program.operations if isinstance(o, ResidualNorm)}
+        ends_branch = operation.outputs["y"] in branches
+        return LinearTwin(train, width, sums_bias, ends_branch, weight == "embed.token", own_gradients, eight)
     if isinstance(operation, Mlp):
-        return MlpTwin(train, _eight_bit_mlp(operation) if eight_bit else ())
+        return MlpTwin(train, own_gradients, _eight_bit_mlp(operation) if eight_bit else ())
     if isinstance(operation, Classifier):
         return ClassifierTwin()
     raise AssertionError(f"{operation.kind} has no half in the tier prod")

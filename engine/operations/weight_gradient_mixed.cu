@@ -1,0 +1,170 @@
+// The gradient of a weight in the tier prod on compute capability 9.0: dy transposed times x over all tokens of the
+// shards that are taken at once, joined on the way.
+//
+// Legend: M columns of dy, N columns of x, T tokens of a shard, S shards of a chain. A chain is one sequence of sums
+// through the tokens of its shards, in registers; chains are joined by the tree. The blocks of a cluster take two
+// neighbouring tiles of every chain of the same columns of x: two of the same chain share what they read of x, and
+// chains are joined through the cluster's shared memory. So a gradient reaches memory once.
+// Grid: two for each tile's columns, chains, pairs of tiles' rows.
+//
+// Compiled for GROUPS warpgroups of 64 rows that multiply, COLUMNS of a tile, CHAINS, STAGES of tokens under way and
+// BLOCKS that share a processor.
+#include "half_products.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+#define STEP 64 // tokens of a stage
+#define BOX (STEP * 128) // bytes of a stage's tokens times 64 columns
+#define BOXES (COLUMNS / 64)
+#define STAGE ((GROUPS + BOXES) * BOX)
+#define SUMS (COLUMNS / 2) // that a thread holds
+#define PAIRED 2
+#define THREADS (128 * GROUPS + WARP) // the last warp copies
+
+struct WeightGradient {
+    float *out; // [M, N]
+    int rows, columns, tokens, shards; // M, N, T, S
+    int adds, goes_on; // whether `out` has a sum that this one is added to, or the beginning of the only chain
+};
+
+// The first row and column of a block's tile.
+__device__ __forceinline__ int tile_row() { return (PAIRED * blockIdx.z + blockIdx.x % PAIRED) * GROUPS * 64; }
+__device__ __forceinline__ int tile_column() { return blockIdx.x / PAIRED * COLUMNS; }
+
+// Descriptor of tokens times columns in shared memory, in boxes of 64 columns, swizzled over 128 bytes.
+__device__ __forceinline__ uint64 across_descriptor(uint32 address) {
+    return (uint64)((address & 0x3ffff) >> 4) | ((uint64)(BOX / 16) << 16) | (64ull << 32) | (1ull << 62);
+}
+
+// Both copy engines of a pair fill the stages of both: each brings its own columns of dy, and half of the tokens of x.
+__device__ __forceinline__ void copy_stages(const TensorMap *dy, const TensorMap *x, const WeightGradient &p, uint32 memory,
+                                            uint32 full, uint32 empty) {
+    uint32 rank = cluster_rank(), half = rank & 1;
+    int row = tile_row(), column = tile_column(), stage = 0;
+    uint32 parity = 1; // the first pass over the stages finds them empty
+    for (int s = 0; s < p.shards; s++)
+        for (int token = 0; token < p.tokens; token += STEP) {
+            int shard = blockIdx.y * p.shards + s;
+            uint32 to = memory + stage * STAGE, arrived = full + 8 * stage;
+            barrier_wait(empty + 8 * stage, parity);
+            barrier_expect(arrived, STAGE);
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++) copy_box(to + g * BOX, dy, row + 64 * g, token, 0, shard, arrived);
+            to += GROUPS * BOX + half * (BOX / PAIRED);
+#pragma unroll
+            for (int b = 0; b < BOXES; b++)
+                copy_box_to(to + b * BOX, x, column + 64 * b, token + half * (STEP / PAIRED), 0, shard, arrived, 3 << (rank - half));
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+}
+
+// Queue the products of a stage that has arrived.
+__device__ __forceinline__ void multiply_stage(float (&d)[SUMS], uint32 full, uint32 parity, uint32 left, uint32 right) {
+    barrier_wait(full, parity);
+    uint64 a = across_descriptor(left), b = across_descriptor(right);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < STEP / 16; k++) half_product<1, 1>(d, a + 128 * k, b + 128 * k, 1);
+    products_commit();
+}
+
+// Where a thread's sum number i stands in the gradient: the first of two neighbouring columns.
+__device__ __forceinline__ int row_of(int i) {
+    return tile_row() + 16 * (threadIdx.x / WARP) + lane_of_thread() / 4 + 8 * (i / 2 & 1);
+}
+
+__device__ __forceinline__ int column_of(int i) { return tile_column() + 8 * (i / 4) + 2 * (lane_of_thread() & 3); }
+
+__device__ __forceinline__ float2 *place_of(const WeightGradient &p, int i) {
+    int row = row_of(i), column = column_of(i);
+    return row < p.rows && column < p.columns ? (float2 *)(p.out + (int64)row * p.columns + column) : nullptr;
+}
+
+__device__ __forceinline__ float2 operator+(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
+
+__device__ __forceinline__ void write_sums(const WeightGradient &p, int i, float2 sums) {
+    float2 *out = place_of(p, i);
+    if (!out) return;
+    if (p.adds) sums = *out + sums;
+    *out = sums;
+}
+
+__device__ __forceinline__ float2 sums_at(uint32 address) {
+    float2 sums;
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(sums.x), "=f"(sums.y) : "r"(address) : "memory");
+    return sums;
+}
+
+// The tree over COUNT chains from `first` on, of what stands at `address` in the shared memory of each.
+template <int COUNT> __device__ __forceinline__ float2 chain_tree(uint32 address, int first) {
+    if constexpr (COUNT == 1) return sums_at(address_in(address, PAIRED * first + (cluster_rank() & 1)));
+    else return chain_tree<COUNT / 2>(address, first) + chain_tree<COUNT / 2>(address, first + COUNT / 2);
+}
+
+extern "C" __global__ void __cluster_dims__(PAIRED, CHAINS, 1) __launch_bounds__(THREADS, BLOCKS)
+    k_weight_gradient(const __grid_constant__ TensorMap dy, const __grid_constant__ TensorMap x, WeightGradient p) {
+    extern __shared__ char raw[];
+    __shared__ __align__(8) uint64 barriers[2 * STAGES];
+    uint32 memory = (shared_address(raw) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
+    int group = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0), copies = group == GROUPS;
+    if (threadIdx.x == 0) {
+        asm volatile("prefetch.tensormap [%0];" ::"l"(&dy) : "memory");
+        asm volatile("prefetch.tensormap [%0];" ::"l"(&x) : "memory");
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(full + 8 * s, 1);
+            barrier_init(empty + 8 * s, PAIRED * 4 * GROUPS); // every warp of the pair that multiplies
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    cluster_sync();
+    if (copies) {
+        if (lane_of_thread() == 0) copy_stages(&dy, &x, p, memory, full, empty);
+        __syncwarp();
+        cluster_sync();
+        if (CHAINS > 1) {
+            cluster_sync();
+            cluster_sync();
+        }
+    } else {
+        float d[SUMS];
+        int stage = 1, before = 0, lane = lane_of_thread();
+        uint32 parity = 0, left = memory + group * BOX, right = memory + GROUPS * BOX;
+        uint32 empty_there = address_in(empty, cluster_rank() ^ 1);
+        int steps = p.shards * ((p.tokens + STEP - 1) / STEP);
+#pragma unroll
+        for (int i = 0; i < SUMS; i += 2) {
+            float2 *out = p.goes_on ? place_of(p, i) : nullptr, begun = out ? *out : make_float2(0.0f, 0.0f);
+            d[i] = begun.x, d[i + 1] = begun.y;
+        }
+        multiply_stage(d, full, parity, left, right);
+#pragma unroll 1
+        for (int step = 1; step < steps; step++) {
+            multiply_stage(d, full + 8 * stage, parity, left + stage * STAGE, right + stage * STAGE);
+            products_wait<1>();
+            barrier_arrive(empty + 8 * before, lane == 0);
+            barrier_arrive_there(empty_there + 8 * before, lane == 0);
+            before = stage;
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+        products_wait<0>();
+        products_done(d);
+        cluster_sync(); // nobody copies to stages or reads them any more
+        if constexpr (CHAINS == 1) {
+#pragma unroll
+            for (int i = 0; i < SUMS; i += 2) write_sums(p, i, make_float2(d[i], d[i + 1]));
+        } else {
+            uint32 mine = memory + 8 * threadIdx.x;
+#pragma unroll
+            for (int i = 0; i < SUMS / 2; i++)
+                asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(mine + 8 * 128 * GROUPS * i), "f"(d[2 * i]), "f"(d[2 * i + 1]) : "memory");
+            cluster_sync();
+#pragma unroll 4
+            for (int i = blockIdx.y % CHAINS; i < SUMS / 2; i += CHAINS)
+                write_sums(p, 2 * i, chain_tree<CHAINS>(mine + 8 * 128 * GROUPS * i, 0));
+            cluster_sync(); // others read here until now
+        }
+    }
+}
+
+#endif
