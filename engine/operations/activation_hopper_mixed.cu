@@ -1,18 +1,19 @@
-// What the activation's input gets on the way back in the tier prod, on compute capability 9.0: a product and the
-// activation's derivative in one kernel, and what the gradient of the bias is added up from.
+// The MLP's products beside its activation f in the tier prod, on compute capability 9.0, each in one kernel with it.
 //
-// Legend: T tokens, W the model's width, H the hidden one. dbefore [T, H] = (dy [T, W] * weight [W, H]) * f'(before [T, H]).
+// Legend: T tokens, W the model's width, H the hidden one.
+// Forward: before [T, H] = x [T, W] * weight [H, W] transposed + bias [H], after [T, H] = f(before).
+// BACK: dbefore [T, H] = (dy [T, W] * weight [W, H]) * f'(before), and what the gradient of the bias is added up from.
 //
 // Blocks stay and take tile after tile. One warp copies the operands of all tiles, in turn; two pairs of warpgroups take
-// every other tile: while one goes through the depth, the other multiplies by the derivative, chunk by chunk. A chunk of
-// `before` becomes dbefore in shared memory, which has room for those of TILES tiles (1 or 2); two warps bring them and
-// write them, each as soon as there is room or it is done. (One warpgroup for a tile would do for the products, but its
-// four warps alone take too long for the derivatives.)
+// every other tile: while one goes through the depth, the other computes the activation or its derivative, chunk by
+// chunk. Chunks of results stand in shared memory, which has room for those of TILES tiles (1 or 2), on the way back
+// each where that of `before` was; two warps bring the ones and write the others, as soon as there is room or they are
+// done. (One warpgroup for a tile would do for the products, but its four warps alone take too long for the rest.)
 //
 // The two blocks of a cluster take tiles one above the other: each copies half of what a stage
 // has of the weight, to both.
 //
-// Compiled for RELU or GELU, with SUMS or without, STAGES of the depth under way, and TILES.
+// Compiled for RELU or GELU, forward or BACK, with a BIAS or without, STAGES of the depth under way, and TILES.
 #include "activations.cuh"
 #include "half_products.cuh"
 
@@ -27,11 +28,13 @@
 #define BOXES (COLUMNS / 64)
 #define STAGE_BYTES (LEFT_BYTES + BOXES * BOX_BYTES)
 #define CHUNKS (2 * BOXES)
+#define CHUNK_BYTES (BACK ? BOX_BYTES : 2 * BOX_BYTES) // forward `before`, and `after` behind it
 #define PAIRED 2 // blocks of a cluster
 #define SUM_ROWS 64 // that the parts of the bias's gradient are sums of
 
-struct SlopedProduct {
-    float *parts; // where SUMS: [T / SUM_ROWS, H]
+struct Product {
+    const uint16 *bias; // [H]
+    float *parts; // [T / SUM_ROWS, H]
     int tokens, width, hidden;
 };
 
@@ -43,7 +46,7 @@ struct Place {
 struct Tiles {
     int wide, first, step, count, down;
 
-    __device__ __forceinline__ Tiles(const SlopedProduct &p) {
+    __device__ __forceinline__ Tiles(const Product &p) {
         int tall = (p.tokens + PAIRED * ROWS - 1) / (PAIRED * ROWS);
         wide = (p.hidden + COLUMNS - 1) / COLUMNS, down = cluster_rank();
         first = blockIdx.x / PAIRED, step = gridDim.x / PAIRED, count = (tall * wide - first + step - 1) / step;
@@ -61,18 +64,18 @@ __device__ __forceinline__ uint64 lines_descriptor(uint32 address) {
 }
 
 // Barriers in shared memory: of stages, whether they are full, empty; of each pair of warpgroups, whether it may go
-// through the depth, and of the chunks of its tile, whether `before` is there and whether it has become dbefore. A
+// through the depth, and of the chunks of its tile, whether there is room (with `before` in it) and results are. A
 // barrier's parity tells one round from the next, no more: none is waited for by one that may be two rounds ahead.
 struct Barriers {
-    uint64 full[STAGES], empty[STAGES], turn[2], loaded[2 * CHUNKS], written[2 * CHUNKS];
+    uint64 full[STAGES], empty[STAGES], turn[2], ready[2 * CHUNKS], written[2 * CHUNKS];
 };
 
 // A chunk of tile number i: the upper or lower half of its 64 columns number b.
 __device__ __forceinline__ int chunk_of(int i, int b, int half) { return (i & 1) * CHUNKS + 2 * b + half; }
 
-__device__ __forceinline__ uint32 chunk_place(uint32 chunks, int chunk) { return chunks + chunk % (TILES * CHUNKS) * BOX_BYTES; }
+__device__ __forceinline__ uint32 chunk_place(uint32 chunks, int chunk) { return chunks + chunk % (TILES * CHUNKS) * CHUNK_BYTES; }
 
-__device__ __forceinline__ void copy_operands(const TensorMap *dy, const TensorMap *weight, const Tiles &tiles, int steps,
+__device__ __forceinline__ void copy_operands(const TensorMap *left, const TensorMap *weight, const Tiles &tiles, int steps,
                                               uint32 memory, uint32 full, uint32 empty) {
     int stage = 0, half = tiles.down * (DEPTH / PAIRED);
     uint32 parity = 1; // the first pass over the stages finds them empty
@@ -82,19 +85,24 @@ __device__ __forceinline__ void copy_operands(const TensorMap *dy, const TensorM
             uint32 to = memory + stage * STAGE_BYTES, arrival = full + 8 * stage;
             barrier_wait(empty + 8 * stage, parity);
             barrier_expect(arrival, STAGE_BYTES);
-            copy_box(to, dy, step * DEPTH, place.row, 0, 0, arrival);
-            to += LEFT_BYTES + half * LINE;
+            copy_box(to, left, step * DEPTH, place.row, 0, 0, arrival);
+            to += LEFT_BYTES;
+            if (BACK) {
 #pragma unroll
-            for (int b = 0; b < BOXES; b++)
-                copy_box_to(to + b * BOX_BYTES, weight, place.column + 64 * b, step * DEPTH + half, 0, 0, arrival, 3);
+                for (int b = 0; b < BOXES; b++)
+                    copy_box_to(to + b * BOX_BYTES + half * LINE, weight, place.column + 64 * b, step * DEPTH + half, 0, 0, arrival, 3);
+            } else {
+                int columns = tiles.down * (COLUMNS / PAIRED);
+                copy_box_to(to + columns * LINE, weight, step * DEPTH, place.column + columns, 0, 0, arrival, 3);
+            }
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
     }
 }
 
-// Bring the chunks of `before` of one half of all tiles, and write what has become of them.
-__device__ __forceinline__ void copy_chunks(const TensorMap *before, const TensorMap *dbefore, const Tiles &tiles, int half,
-                                            uint32 chunks, uint32 loaded, uint32 written) {
+// Make room for the chunks of one half of all tiles, on the way back with `before` in it, and write what gets there.
+__device__ __forceinline__ void copy_chunks(const TensorMap *before, const TensorMap *result, const Tiles &tiles, int half,
+                                            uint32 chunks, uint32 ready, uint32 written) {
     for (int i = 0; i < tiles.count + TILES; i++)
 #pragma unroll
         for (int b = 0; b < BOXES; b++) {
@@ -103,14 +111,23 @@ __device__ __forceinline__ void copy_chunks(const TensorMap *before, const Tenso
                 Place place = tiles[done];
                 int chunk = chunk_of(done, b, half);
                 barrier_wait(written + 8 * chunk, done / 2 & 1);
-                store_box(dbefore, place.column + 64 * b, place.row + 64 * half, 0, 0, chunk_place(chunks, chunk));
+                uint32 from = chunk_place(chunks, chunk);
+                if (!BACK) {
+                    store_box(before, place.column + 64 * b, place.row + 64 * half, 0, 0, from);
+                    from += BOX_BYTES;
+                }
+                store_box(result, place.column + 64 * b, place.row + 64 * half, 0, 0, from);
                 stores_read();
             }
             if (i < tiles.count) {
                 Place place = tiles[i];
                 int chunk = chunk_of(i, b, half);
-                barrier_expect(loaded + 8 * chunk, BOX_BYTES);
-                copy_box(chunk_place(chunks, chunk), before, place.column + 64 * b, place.row + 64 * half, 0, 0, loaded + 8 * chunk);
+                if (BACK) {
+                    barrier_expect(ready + 8 * chunk, BOX_BYTES);
+                    copy_box(chunk_place(chunks, chunk), before, place.column + 64 * b, place.row + 64 * half, 0, 0, ready + 8 * chunk);
+                } else {
+                    barrier_arrive(ready + 8 * chunk);
+                }
             }
         }
 }
@@ -147,6 +164,9 @@ __device__ __forceinline__ void store_words(uint32 address, const Words &v) {
                  "r"(v.w[2]), "r"(v.w[3]) : "memory");
 }
 
+__device__ __forceinline__ float low_half(uint32 w) { return widened((uint16)(w & 0xffff)); }
+__device__ __forceinline__ float high_half(uint32 w) { return widened((uint16)(w >> 16)); }
+
 // A chunk: sums from number `first` on, times the derivative of what stands at `at` (of this lane's row of a block of
 // 16 x 16), become dbefore there; columns are the sums over the warp's rows.
 __device__ __forceinline__ void apply_slopes(const float (&d)[COLUMNS / 2], int first, uint32 at, float *columns) {
@@ -164,15 +184,46 @@ __device__ __forceinline__ void apply_slopes(const float (&d)[COLUMNS / 2], int 
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 int i = first + 16 * q + 8 * b + 2 * j, n = 4 * b + j / 2 * 2;
-                float low = d[i] * derivative(widened((uint16)(v[b].w[j] & 0xffff)));
-                float high = d[i + 1] * derivative(widened((uint16)(v[b].w[j] >> 16)));
+                float low = d[i] * derivative(low_half(v[b].w[j])), high = d[i + 1] * derivative(high_half(v[b].w[j]));
                 v[b].w[j] = narrowed(low, high);
                 s[n] = j & 1 ? s[n] + low : low;
                 s[n + 1] = j & 1 ? s[n + 1] + high : high;
             }
             store_words(at ^ (64 * q + 32 * b), v[b]);
         }
-        if (SUMS) columns[32 * q + lane / 8 * 8 + 2 * (lane & 3) + (lane / 4 & 1)] = sum_of_eight(s);
+        if (BIAS) columns[32 * q + lane / 8 * 8 + 2 * (lane & 3) + (lane / 4 & 1)] = sum_of_eight(s);
+    }
+}
+
+// Two neighbouring elements of the bias for each two of a thread's sums of 8 x 8 results.
+struct Bias {
+    uint32 w[COLUMNS / 8];
+};
+
+__device__ __forceinline__ Bias load_bias(const Product &p, int column) {
+    Bias bias;
+#pragma unroll
+    for (int n = 0; n < COLUMNS / 8; n++) {
+        int c = column + 8 * n + 2 * (lane_of_thread() & 3);
+        bias.w[n] = BIAS && c < p.hidden ? *(const uint32 *)(p.bias + c) : 0;
+    }
+    return bias;
+}
+
+// A chunk: sums from number `first` on become `before` at `at` (of this lane's row of a block of 16 x 16), and `after`.
+__device__ __forceinline__ void apply_activation(const float (&d)[COLUMNS / 2], int first, const Bias &bias, uint32 at) {
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        Words before, after;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int i = first + 8 * q + 2 * j;
+            uint32 b = bias.w[i / 4];
+            before.w[j] = BIAS ? narrowed(d[i] + low_half(b), d[i + 1] + high_half(b)) : narrowed(d[i], d[i + 1]);
+            after.w[j] = narrowed(activated(low_half(before.w[j])), activated(high_half(before.w[j])));
+        }
+        store_words(at ^ (32 * q), before);
+        store_words((at ^ (32 * q)) + BOX_BYTES, after);
     }
 }
 
@@ -180,7 +231,7 @@ __device__ __forceinline__ void apply_slopes(const float (&d)[COLUMNS / 2], int 
 __device__ __forceinline__ void warps_meet(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory"); }
 
 // A chunk's sums over its rows from those over each warp's: a thread for each column.
-__device__ __forceinline__ void put_sums(const SlopedProduct &p, int row, int column, const float (&columns)[4][64]) {
+__device__ __forceinline__ void put_sums(const Product &p, int row, int column, const float (&columns)[4][64]) {
     int c = threadIdx.x % 128;
     if (c >= 64 || row >= p.tokens || column + c >= p.hidden) return;
     float sum = columns[0][c];
@@ -190,24 +241,24 @@ __device__ __forceinline__ void put_sums(const SlopedProduct &p, int row, int co
 }
 
 extern "C" __global__ void __cluster_dims__(PAIRED) __launch_bounds__(640, 1)
-    k_sloped_product(const __grid_constant__ TensorMap dy, const __grid_constant__ TensorMap weight,
-                     const __grid_constant__ TensorMap before, const __grid_constant__ TensorMap dbefore, SlopedProduct p) {
+    k_activation_product(const __grid_constant__ TensorMap left, const __grid_constant__ TensorMap weight,
+                         const __grid_constant__ TensorMap before, const __grid_constant__ TensorMap result, Product p) {
     extern __shared__ int8 dynamic[];
     __shared__ Barriers barriers;
-    __shared__ float columns[2 * CHUNKS][4][64];
+    __shared__ float columns[BACK ? 2 * CHUNKS : 1][4][64];
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u, chunks = memory + STAGES * STAGE_BYTES;
     uint32 full = shared_address(barriers.full), empty = shared_address(barriers.empty), turn = shared_address(barriers.turn);
-    uint32 loaded = shared_address(barriers.loaded), written = shared_address(barriers.written);
+    uint32 ready = shared_address(barriers.ready), written = shared_address(barriers.written);
     int role = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0), lane = lane_of_thread(), warp = (threadIdx.x / WARP) & 3;
     if (threadIdx.x == 0) {
-        for (const TensorMap *map : {&dy, &weight, &before, &dbefore}) asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+        for (const TensorMap *map : {&left, &weight, &before, &result}) asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, 8 * PAIRED); // warps
         }
         for (int g = 0; g < 2; g++) barrier_init(turn + 8 * g, 8);
         for (int c = 0; c < 2 * CHUNKS; c++) {
-            barrier_init(loaded + 8 * c, 1);
+            barrier_init(ready + 8 * c, 1);
             barrier_init(written + 8 * c, 4);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -219,8 +270,8 @@ extern "C" __global__ void __cluster_dims__(PAIRED) __launch_bounds__(640, 1)
     if (role == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (lane == 0) {
-            if (warp == 0) copy_operands(&dy, &weight, tiles, steps, memory, full, empty);
-            else if (warp <= 2) copy_chunks(&before, &dbefore, tiles, warp - 1, chunks, loaded, written);
+            if (warp == 0) copy_operands(&left, &weight, tiles, steps, memory, full, empty);
+            else if (warp <= 2) copy_chunks(&before, &result, tiles, warp - 1, chunks, ready, written);
         }
         __syncwarp();
     } else {
@@ -243,7 +294,7 @@ extern "C" __global__ void __cluster_dims__(PAIRED) __launch_bounds__(640, 1)
                 uint64 right = lines_descriptor(memory + stage * STAGE_BYTES + LEFT_BYTES);
                 products_begin();
 #pragma unroll
-                for (int k = 0; k < DEPTH / 16; k++) half_product<1>(d, left + 2 * k, right + LINE * k, step + k > 0);
+                for (int k = 0; k < DEPTH / 16; k++) half_product<BACK>(d, left + 2 * k, right + (BACK ? LINE : 2) * k, step + k > 0);
                 products_commit();
                 if (step > 0) {
                     products_wait<1>();
@@ -253,17 +304,20 @@ extern "C" __global__ void __cluster_dims__(PAIRED) __launch_bounds__(640, 1)
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
             barrier_arrive(turn + 8 * (pair ^ 1), lane == 0);
+            Place place = tiles[i];
+            Bias bias = load_bias(p, place.column);
             products_wait<0>();
             products_done(d);
             barrier_arrive_there(empty_there + 8 * last, lane < PAIRED);
-            Place place = tiles[i];
 #pragma unroll
             for (int b = 0; b < BOXES; b++) {
                 int chunk = chunk_of(i, b, half);
-                barrier_wait(loaded + 8 * chunk, round);
-                apply_slopes(d, 32 * b, chunk_place(chunks, chunk) + inside, columns[chunk][warp]);
+                barrier_wait(ready + 8 * chunk, round);
+                uint32 at = chunk_place(chunks, chunk) + inside;
+                if (BACK) apply_slopes(d, 32 * b, at, columns[chunk][warp]);
+                else apply_activation(d, 32 * b, bias, at);
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-                if (SUMS) {
+                if (BACK && BIAS) {
                     warps_meet(role);
                     put_sums(p, place.row + 64 * half, place.column + 64 * b, columns[chunk]);
                 }

@@ -386,6 +386,22 @@ class FakeHopperActivation:
         self.dtype = dtype
 
     @np.errstate(all="ignore")
+    def forward(
+        self, sizes: tuple[int, int, int], x: int, weight: int, bias: int, before: int, after: int, relu: bool
+    ) -> None:
+        tokens, width, hidden = sizes
+        left, right = (
+            wide(np.ascontiguousarray(lines(address, n, width, width, self.dtype)), self.dtype)
+            for address, n in ((x, tokens), (weight, hidden))
+        )
+        added = wide(memory(bias, np.uint16, hidden), self.dtype) if bias else 0
+        taken_of = narrow(np.stack([row @ right.T for row in left]) + added, self.dtype)
+        z = wide(taken_of, self.dtype)
+        gelu = 0.5 * z * (1 + np.tanh(sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+        lines(before, tokens, hidden, hidden, self.dtype)[:] = taken_of
+        lines(after, tokens, hidden, hidden, self.dtype)[:] = narrow(np.maximum(z, 0) if relu else gelu, self.dtype)
+
+    @np.errstate(all="ignore")
     def backward(
         self, sizes: tuple[int, int, int], dy: int, weight: int, before: int, dbefore: int, relu: bool, parts: int
     ) -> None:

@@ -69,11 +69,11 @@ def test_attention_of_the_tier_prod_compiles(wide: int, dropout: bool) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("form", [hopper_activation.DEEP, hopper_activation.SHALLOW])
-@pytest.mark.parametrize(("relu", "sums"), [(False, False), (True, True)])
-def test_products_with_a_derivative_compile(relu: bool, sums: bool, form: hopper_activation.Form) -> None:
-    code = compiler.compile_unit(hopper_activation.kernel_unit("bfloat16", relu, sums, form), compiler.HOPPER)
-    assert b"k_sloped_product" in code
+@pytest.mark.parametrize("form", [hopper_activation.FORWARD, hopper_activation.DEEP, hopper_activation.SHALLOW])
+@pytest.mark.parametrize(("relu", "bias"), [(False, False), (True, True)])
+def test_products_beside_the_activation_compile(relu: bool, bias: bool, form: hopper_activation.Form) -> None:
+    code = compiler.compile_unit(hopper_activation.kernel_unit("bfloat16", relu, bias, form), compiler.HOPPER)
+    assert b"k_activation_product" in code
 
 
 @needs_compiler

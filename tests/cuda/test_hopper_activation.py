@@ -111,3 +111,72 @@ def test_tokens_get_the_same_bits_however_many_there_are(launcher: Launcher) -> 
     case = Case(launcher, (640, 256, 1024), "bfloat16", False, True)
     (whole, sums), (some, their_sums) = case.results(), case.results(192, 320)
     assert np.array_equal(whole[192:512], some) and np.array_equal(sums[3:8], their_sums)
+
+
+class Forward:
+    """Inputs of the forward half, and what the kernel makes of some of their tokens, in memory that held NaN before."""
+
+    def __init__(self, launcher: Launcher, sizes: tuple[int, int, int], dtype: str, relu: bool, bias: bool) -> None:
+        tokens, width, hidden = sizes
+        self.launcher, self.sizes, self.dtype, self.relu, self.bias = launcher, sizes, dtype, relu, bias
+        rng = np.random.default_rng(sum(sizes))
+        self.given = {
+            "x": narrow(rng.standard_normal((tokens, width)), dtype),
+            "weight": narrow(2 / np.sqrt(width) * rng.standard_normal((hidden, width)), dtype),
+            "bias": narrow(rng.standard_normal(hidden), dtype),
+        }
+
+    def results(self, first: int = 0, tokens: int | None = None) -> tuple[Array, Array]:
+        """before and after as encodings."""
+        driver, (all_tokens, width, hidden) = self.launcher.card.driver, self.sizes
+        tokens = all_tokens if tokens is None else tokens
+        given = self.given | {"x": self.given["x"][first : first + tokens]}
+        made = {name: np.empty((tokens, hidden), np.uint16) for name in ("before", "after")}
+        sizes = {name: array.nbytes for name, array in (given | made).items()}
+        memory = {name: driver.mem_alloc(size + GUARD) for name, size in sizes.items()}
+        for name, address in memory.items():
+            driver.memset_d8(address, 0xFF, sizes[name] + GUARD)
+        for name, array in given.items():
+            driver.memcpy_htod(memory[name], np.ascontiguousarray(array))
+        at: dict[str, Any] = {name: int(address) for name, address in memory.items()}
+        if not self.bias:
+            at["bias"] = 0
+        HopperActivation(self.launcher, self.dtype).forward((tokens, width, hidden), **at, relu=self.relu)
+        self.launcher.synchronise()
+        for name, address in memory.items():
+            guard = np.empty(GUARD, np.uint8)
+            driver.memcpy_dtoh(guard, int(address) + sizes[name])
+            assert guard.min() == 0xFF, f"written behind {name}"
+            if name in made:
+                driver.memcpy_dtoh(made[name], address)
+            address.free()
+        return made["before"], made["after"]
+
+    def expected(self, before: Array) -> tuple[Array, Array]:
+        """before in float64, and after of what was found to be before."""
+        x, weight, bias = (wide(self.given[name], self.dtype) for name in ("x", "weight", "bias"))
+        z = wide(before, self.dtype)
+        gelu = 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+        return x @ weight.T + (bias if self.bias else 0), np.maximum(z, 0) if self.relu else gelu
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [8, 136, 1024])
+@pytest.mark.parametrize("width", [8, 72, 768])
+@pytest.mark.parametrize("tokens", [1, 64, 200, 4096])
+@pytest.mark.parametrize(("dtype", "relu", "bias"), [("bfloat16", False, True), ("float16", True, False)])
+def test_what_the_activation_is_taken_of_and_gives_is_near_float64(
+    tokens: int, width: int, hidden: int, dtype: str, relu: bool, bias: bool, launcher: Launcher
+) -> None:
+    case = Forward(launcher, (tokens, width, hidden), dtype, relu, bias)
+    before, after = case.results()
+    expected_before, expected_after = case.expected(before)
+    unit = 2.0**-8 if dtype == "bfloat16" else 2.0**-11
+    assert np.abs(wide(before, dtype) - expected_before).max() <= unit * np.abs(expected_before).max()
+    # tanh is approximate: 2**-11 at most
+    distance = np.abs(wide(after, dtype) - expected_after)
+    assert (distance <= unit * np.abs(expected_after) + 2.0**-11 * np.abs(wide(before, dtype))).all()
+    for _ in range(2):
+        assert all(np.array_equal(a, b) for a, b in zip(case.results(), (before, after), strict=True))
+    part = case.results(tokens // 3, tokens - tokens // 3)
+    assert all(np.array_equal(a, b[tokens // 3 :]) for a, b in zip(part, (before, after), strict=True))

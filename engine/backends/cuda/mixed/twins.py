@@ -372,21 +372,7 @@ class MlpTwin(MixedTwin[Mlp]):
             self._activate(run, operation, before, after)
             down.forward(run, operation, after, y)
             return
-        bias = run.weight16(parameters["up_bias"]) if "up_bias" in parameters else 0
-        fused = operation.function == "gelu"
-        epilogue = ("gelu_aux_bias" if bias else "gelu_aux") if fused else ("bias" if bias else "none")
-        run.multiply(
-            (run.tokens, hidden, width),
-            run.narrow(run.tensor(operation.inputs["x"]), width),
-            run.narrow(run.weight16(parameters["up"]), width),
-            run.narrow(after if fused else before, hidden),
-            b_by_n=True,
-            epilogue=epilogue,
-            bias=bias,
-            aux=before if fused else 0,
-        )
-        if not fused:
-            self._activate(run, operation, before, after)
+        self._up(run, operation, before, after)
         bias = run.weight16(parameters["down_bias"]) if "down_bias" in parameters else 0
         run.multiply(
             (run.tokens, width, hidden),
@@ -418,6 +404,28 @@ class MlpTwin(MixedTwin[Mlp]):
             run.narrow(dx, width),
             add=run.accumulates(operation, "x"),
         )
+
+    def _up(self, run: MixedRun, operation: Mlp, before: int, after: int) -> None:
+        """The product that the activation is taken of, and the activation."""
+        width, hidden, parameters = operation.width, operation.hidden, operation.parameters
+        x, weight = run.tensor(operation.inputs["x"]), run.weight16(parameters["up"])
+        bias = run.weight16(parameters["up_bias"]) if "up_bias" in parameters else 0
+        gelu = operation.function == "gelu"
+        if run.activation is not None:
+            run.activation.forward((run.tokens, width, hidden), x, weight, bias, before, after, relu=not gelu)
+            return
+        run.multiply(
+            (run.tokens, hidden, width),
+            run.narrow(x, width),
+            run.narrow(weight, width),
+            run.narrow(after if gelu else before, hidden),
+            b_by_n=True,
+            epilogue=("gelu_aux_bias" if bias else "gelu_aux") if gelu else ("bias" if bias else "none"),
+            bias=bias,
+            aux=before if gelu else 0,
+        )
+        if not gelu:
+            self._activate(run, operation, before, after)
 
     def _activation_gradient(self, run: MixedRun, operation: Mlp, dy: int, before: int, dbefore: int) -> None:
         """dbefore is the gradient of what the activation was taken of; beside it, parts of the bias's gradient."""
