@@ -1,12 +1,12 @@
-"""The MLP's way back through GELU by our own kernel beside cuBLASLt's product and a kernel for the derivative, on the
-card at hand, for the sizes of the experiments.
+"""The MLP's products with GELU in them by our own kernels beside the library's, on the card at hand, for the sizes of the
+experiments: on the way back cuBLASLt's product and a kernel for the derivative, forward cuBLASLt's product with GELU.
 
-    python benchmarks/activation_gradient.py [--precision bf16] [--rounds N] [TOKENSxWIDTHxHIDDEN[/nobias] ...]
+    python benchmarks/activation_products.py [--precision bf16] [--rounds N] [TOKENSxWIDTHxHIDDEN[/nobias] ...]
 
 Prints one JSON line for each size: microseconds of a call (median of rounds of 20 calls in one graph; calls take turns
 on so many tensors that none finds its own in the card's cache), the largest distances from float64 relative to the
 largest number, of the gradient and of the sums for the bias, and whether repeats gave the same bits. Exits with 1 where
-a repeat differs or a distance is above a few roundings.
+a repeat differs or a distance is above a few roundings. (tests/cuda/test_hopper_activation.py checks the way forward.)
 """
 
 import argparse
@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 USUAL = ["16384x768x3072", "8192x768x3072/nobias", "8192x384x1536", "8192x256x1024"]
 CACHE = 256 << 20  # bytes after which the card's cache has forgotten
 CHECKED_ROWS = 2 * SUM_ROWS  # at the beginning, in the middle and at the end
-NAMES = ("own", "library", "product")
+NAMES = ("own", "library", "product", "own forward", "library forward")  # the last two leave other inputs behind
 
 
 class Case:
@@ -74,6 +74,9 @@ class Case:
         if name == "own":
             self.own.backward(self.sizes, dy, weight, before, out, False, parts)
             return
+        if "forward" in name:
+            self._forward(name, dy, weight, weight if self.blocks else 0, before, out)
+            return
         self.products.multiply(
             int(self.launch.stream.handle),
             (tokens, hidden, width),
@@ -83,6 +86,21 @@ class Case:
             unit = Unit("activation_mixed", {"HALF_BF16": int(self.precision == "bf16"), "RELU": 0})
             grid = (-(-hidden // 256), -(-tokens // SUM_ROWS), 1)
             self.launch(unit, "k_activation_bwd", "PiiPP", grid, (THREADS,), before, tokens, hidden, out, parts)
+
+    def _forward(self, name: str, x: int, weight: int, bias: int, before: int, after: int) -> None:
+        tokens, width, hidden = self.sizes
+        if name == "own forward":
+            self.own.forward(self.sizes, x, weight, bias, before, after, False)
+            return
+        self.products.multiply(
+            int(self.launch.stream.handle),
+            (tokens, hidden, width),
+            *(Matrix(*m) for m in ((x, self.dtype, width), (weight, self.dtype, width), (after, self.dtype, hidden))),
+            b_by_n=True,
+            epilogue="gelu_aux_bias" if bias else "gelu_aux",
+            bias=bias,
+            aux=before,
+        )
 
     def results(self, name: str) -> list[Array]:
         """The gradient and the sums for the bias, on memory that held NaN before."""
@@ -143,7 +161,7 @@ def main() -> int:
         line: dict[str, Any] = {"size": size, "precision": arguments.precision}
         for name in NAMES:
             line[name] = {"us": round(microseconds(case.launch, case.call(name), arguments.rounds), 1)}
-            if name == "product":
+            if name not in ("own", "library"):
                 continue
             found = [case.results(name) for _ in range(3)]
             repeats = all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
