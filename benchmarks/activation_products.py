@@ -1,5 +1,5 @@
-"""The MLP's products with GELU in them by our own kernels beside the library's, on the card at hand, for the sizes of the
-experiments: on the way back cuBLASLt's product and a kernel for the derivative, forward cuBLASLt's product with GELU.
+"""The MLP's products with GELU in them by our own kernels beside the library's, on the card at hand, for the sizes of
+the experiments: on the way back cuBLASLt's product and a kernel for the derivative, forward its product with GELU.
 
     python benchmarks/activation_products.py [--precision bf16] [--rounds N] [TOKENSxWIDTHxHIDDEN[/nobias] ...]
 
