@@ -4,6 +4,7 @@
 
 typedef signed char int8;
 typedef unsigned char uint8;
+typedef unsigned short uint16;
 typedef unsigned int uint32;
 typedef long long int64;
 typedef unsigned long long uint64;

@@ -3,8 +3,6 @@
 #include "random.cuh"
 #include "sums.cuh"
 
-typedef unsigned short uint16;
-
 struct Eight {
     float x[8];
 };
