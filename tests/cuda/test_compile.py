@@ -29,12 +29,7 @@ needs_compiler = pytest.mark.skipif(not compiler.compiler_available(), reason=f"
 # The tier prod needs bfloat16.
 MIXED_CAPABILITIES = [c for c in compiler.COMPUTE_CAPABILITIES if c >= 80]
 MIXED_UNITS = [unit for unit in sorted(UNITS) if unit.endswith("_mixed")]
-MIXED = [
-    pytest.param(unit, bf16, capability, marks=[] if capability == 90 and bf16 else pytest.mark.slow)
-    for unit in MIXED_UNITS
-    for bf16 in (0, 1)
-    for capability in MIXED_CAPABILITIES
-]
+MIXED = [(unit, bf16, capability) for unit in MIXED_UNITS for bf16 in (0, 1) for capability in MIXED_CAPABILITIES]
 
 
 @needs_compiler
@@ -84,7 +79,6 @@ def test_small_units_compile(unit: str, capability: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.slow
 @pytest.mark.parametrize("capability", compiler.COMPUTE_CAPABILITIES)
 @pytest.mark.parametrize(("unit", "macros"), [(u, m) for u, each in MACROS.items() for m in each], ids=str)
 def test_large_units_compile(unit: str, macros: dict[str, int], capability: int) -> None:
@@ -92,7 +86,6 @@ def test_large_units_compile(unit: str, macros: dict[str, int], capability: int)
 
 
 @needs_compiler
-@pytest.mark.slow
 @pytest.mark.parametrize(("unit", "macros", "capability"), WIDEST, ids=str)
 def test_other_shapes_compile(unit: str, macros: dict[str, int], capability: int) -> None:
     assert compiler.compile_unit(Unit(unit, macros), capability).startswith(b"\x7fELF")
