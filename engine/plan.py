@@ -8,6 +8,7 @@ sets, the copy that is saved) lives from the first to the last time.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import Literal
 
@@ -125,7 +126,9 @@ class _Planner:
             stays[time] = min(time + self.layout.lingers(step), limit)
             if again is not None or (not step.again and self.layout.waits(step)):
                 limit = time - 1
-        return stays
+        times = sorted(stays)
+        # What is used last here may have been used by an earlier step too, whose work goes on for longer.
+        return dict(zip(times, accumulate((stays[time] for time in times), max), strict=True))
 
     def always(self, name: str, type: BufferType, category: Category) -> None:
         self.add(name, type, category, 0, self.end)

@@ -1,11 +1,11 @@
-// The gradient of a weight in the tier prod on compute capability 9.0: dy transposed times x over all tokens of the
-// shards that are taken at once, joined on the way.
+// Gradients of one or two weights in the tier prod on compute capability 9.0: dy transposed times x over all tokens of
+// the shards that are taken at once, joined on the way.
 //
 // Legend: M columns of dy, N columns of x, T tokens of a shard, S shards of a chain. A chain is one sequence of sums
 // through the tokens of its shards, in registers; chains are joined by the tree. The blocks of a cluster take two
 // neighbouring tiles of every chain of the same columns of x: two of the same chain share what they read of x, and
 // chains are joined through the cluster's shared memory. So a gradient reaches memory once.
-// Grid: two for each tile's columns, chains, pairs of tiles' rows.
+// Grid: two for each pair of tiles, columns first, those of the second gradient behind those of the first; chains.
 //
 // Compiled for GROUPS warpgroups of 64 rows that multiply, COLUMNS of a tile, CHAINS, STAGES of tokens under way and
 // BLOCKS that share a processor.
@@ -21,15 +21,26 @@
 #define PAIRED 2
 #define THREADS (128 * GROUPS + WARP) // the last warp copies
 
-struct WeightGradient {
+struct Gradient {
     float *out; // [M, N]
-    int rows, columns, tokens, shards; // M, N, T, S
+    int rows, columns; // M, N
+};
+
+struct Chains {
+    int tokens, shards; // T, S
     int adds, goes_on; // whether `out` has a sum that this one is added to, or the beginning of the only chain
 };
 
-// The first row and column of a block's tile.
-__device__ __forceinline__ int tile_row() { return (PAIRED * blockIdx.z + blockIdx.x % PAIRED) * GROUPS * 64; }
-__device__ __forceinline__ int tile_column() { return blockIdx.x / PAIRED * COLUMNS; }
+// A block's tile of a gradient: its first row and column.
+struct Tile {
+    float *out;
+    int rows, columns, row, column;
+
+    __device__ __forceinline__ Tile(const Gradient &g, int pair) : out(g.out), rows(g.rows), columns(g.columns) {
+        int across = (g.columns + COLUMNS - 1) / COLUMNS, down = pair / across;
+        row = (PAIRED * down + blockIdx.x % PAIRED) * GROUPS * 64, column = (pair - down * across) * COLUMNS;
+    }
+};
 
 // Descriptor of tokens times columns in shared memory, in boxes of 64 columns, swizzled over 128 bytes.
 __device__ __forceinline__ uint64 across_descriptor(uint32 address) {
@@ -37,10 +48,10 @@ __device__ __forceinline__ uint64 across_descriptor(uint32 address) {
 }
 
 // Both copy engines of a pair fill the stages of both: each brings its own columns of dy, and half of the tokens of x.
-__device__ __forceinline__ void copy_stages(const TensorMap *dy, const TensorMap *x, const WeightGradient &p, uint32 memory,
-                                            uint32 full, uint32 empty) {
+__device__ __forceinline__ void copy_stages(const TensorMap *dy, const TensorMap *x, const Tile &tile, const Chains &p,
+                                            uint32 memory, uint32 full, uint32 empty) {
     uint32 rank = cluster_rank(), half = rank & 1;
-    int row = tile_row(), column = tile_column(), stage = 0;
+    int stage = 0;
     uint32 parity = 1; // the first pass over the stages finds them empty
     for (int s = 0; s < p.shards; s++)
         for (int token = 0; token < p.tokens; token += STEP) {
@@ -49,11 +60,11 @@ __device__ __forceinline__ void copy_stages(const TensorMap *dy, const TensorMap
             barrier_wait(empty + 8 * stage, parity);
             barrier_expect(arrived, STAGE);
 #pragma unroll
-            for (int g = 0; g < GROUPS; g++) copy_box(to + g * BOX, dy, row + 64 * g, token, 0, shard, arrived);
+            for (int g = 0; g < GROUPS; g++) copy_box(to + g * BOX, dy, tile.row + 64 * g, token, 0, shard, arrived);
             to += GROUPS * BOX + half * (BOX / PAIRED);
 #pragma unroll
             for (int b = 0; b < BOXES; b++)
-                copy_box_to(to + b * BOX, x, column + 64 * b, token + half * (STEP / PAIRED), 0, shard, arrived, 3 << (rank - half));
+                copy_box_to(to + b * BOX, x, tile.column + 64 * b, token + half * (STEP / PAIRED), 0, shard, arrived, 3 << (rank - half));
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
 }
@@ -68,24 +79,19 @@ __device__ __forceinline__ void multiply_stage(float (&d)[SUMS], uint32 full, ui
     products_commit();
 }
 
-// Where a thread's sum number i stands in the gradient: the first of two neighbouring columns.
-__device__ __forceinline__ int row_of(int i) {
-    return tile_row() + 16 * (threadIdx.x / WARP) + lane_of_thread() / 4 + 8 * (i / 2 & 1);
-}
-
-__device__ __forceinline__ int column_of(int i) { return tile_column() + 8 * (i / 4) + 2 * (lane_of_thread() & 3); }
-
-__device__ __forceinline__ float2 *place_of(const WeightGradient &p, int i) {
-    int row = row_of(i), column = column_of(i);
-    return row < p.rows && column < p.columns ? (float2 *)(p.out + (int64)row * p.columns + column) : nullptr;
+// Where a thread's sum number i stands in the gradient: the first of two neighbouring columns; null outside of it.
+__device__ __forceinline__ float2 *place_of(const Tile &tile, int i) {
+    int row = tile.row + 16 * (threadIdx.x / WARP) + lane_of_thread() / 4 + 8 * (i / 2 & 1);
+    int column = tile.column + 8 * (i / 4) + 2 * (lane_of_thread() & 3);
+    return row < tile.rows && column < tile.columns ? (float2 *)(tile.out + (int64)row * tile.columns + column) : nullptr;
 }
 
 __device__ __forceinline__ float2 operator+(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 
-__device__ __forceinline__ void write_sums(const WeightGradient &p, int i, float2 sums) {
-    float2 *out = place_of(p, i);
+__device__ __forceinline__ void write_sums(const Tile &tile, int adds, int i, float2 sums) {
+    float2 *out = place_of(tile, i);
     if (!out) return;
-    if (p.adds) sums = *out + sums;
+    if (adds) sums = *out + sums;
     *out = sums;
 }
 
@@ -102,14 +108,19 @@ template <int COUNT> __device__ __forceinline__ float2 chain_tree(uint32 address
 }
 
 extern "C" __global__ void __cluster_dims__(PAIRED, CHAINS, 1) __launch_bounds__(THREADS, BLOCKS)
-    k_weight_gradient(const __grid_constant__ TensorMap dy, const __grid_constant__ TensorMap x, WeightGradient p) {
+    k_weight_gradient(const __grid_constant__ TensorMap dy0, const __grid_constant__ TensorMap x0,
+                      const __grid_constant__ TensorMap dy1, const __grid_constant__ TensorMap x1, Gradient first,
+                      Gradient second, int first_pairs, Chains p) {
     extern __shared__ char raw[];
     __shared__ __align__(8) uint64 barriers[2 * STAGES];
     uint32 memory = (shared_address(raw) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
+    int pair = blockIdx.x / PAIRED, behind = pair >= first_pairs;
+    const TensorMap *dy = behind ? &dy1 : &dy0, *x = behind ? &x1 : &x0;
+    Tile tile(behind ? second : first, behind ? pair - first_pairs : pair);
     int group = __shfl_sync(ALL_LANES, threadIdx.x / 128, 0), copies = group == GROUPS;
     if (threadIdx.x == 0) {
-        asm volatile("prefetch.tensormap [%0];" ::"l"(&dy) : "memory");
-        asm volatile("prefetch.tensormap [%0];" ::"l"(&x) : "memory");
+        asm volatile("prefetch.tensormap [%0];" ::"l"(dy) : "memory");
+        asm volatile("prefetch.tensormap [%0];" ::"l"(x) : "memory");
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, PAIRED * 4 * GROUPS); // every warp of the pair that multiplies
@@ -119,7 +130,7 @@ extern "C" __global__ void __cluster_dims__(PAIRED, CHAINS, 1) __launch_bounds__
     }
     cluster_sync();
     if (copies) {
-        if (lane_of_thread() == 0) copy_stages(&dy, &x, p, memory, full, empty);
+        if (lane_of_thread() == 0) copy_stages(dy, x, tile, p, memory, full, empty);
         __syncwarp();
         cluster_sync();
         if (CHAINS > 1) {
@@ -134,7 +145,7 @@ extern "C" __global__ void __cluster_dims__(PAIRED, CHAINS, 1) __launch_bounds__
         int steps = p.shards * ((p.tokens + STEP - 1) / STEP);
 #pragma unroll
         for (int i = 0; i < SUMS; i += 2) {
-            float2 *out = p.goes_on ? place_of(p, i) : nullptr, begun = out ? *out : make_float2(0.0f, 0.0f);
+            float2 *out = p.goes_on ? place_of(tile, i) : nullptr, begun = out ? *out : make_float2(0.0f, 0.0f);
             d[i] = begun.x, d[i + 1] = begun.y;
         }
         multiply_stage(d, full, parity, left, right);
@@ -152,7 +163,10 @@ extern "C" __global__ void __cluster_dims__(PAIRED, CHAINS, 1) __launch_bounds__
         cluster_sync(); // nobody copies to stages or reads them any more
         if constexpr (CHAINS == 1) {
 #pragma unroll
-            for (int i = 0; i < SUMS; i += 2) write_sums(p, i, make_float2(d[i], d[i + 1]));
+            for (int i = 0; i < SUMS; i += 2) {
+                if (i % 16 == 0) asm volatile("" : "+r"(tile.row), "+r"(tile.column)); // or addresses of all would be kept
+                write_sums(tile, p.adds, i, make_float2(d[i], d[i + 1]));
+            }
         } else {
             uint32 mine = memory + 8 * threadIdx.x;
 #pragma unroll
@@ -161,7 +175,7 @@ extern "C" __global__ void __cluster_dims__(PAIRED, CHAINS, 1) __launch_bounds__
             cluster_sync();
 #pragma unroll 4
             for (int i = blockIdx.y % CHAINS; i < SUMS / 2; i += CHAINS)
-                write_sums(p, 2 * i, chain_tree<CHAINS>(mine + 8 * 128 * GROUPS * i, 0));
+                write_sums(tile, p.adds, 2 * i, chain_tree<CHAINS>(mine + 8 * 128 * GROUPS * i, 0));
             cluster_sync(); // others read here until now
         }
     }

@@ -8,8 +8,9 @@ import ctypes
 import re
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from engine.backends.cuda.mixed.flash import Heads, Places
 from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS
 from engine.backends.cuda.mixed.hopper_attention import numbers_bytes
 from engine.backends.cuda.mixed.products import E4M3, SIZES, Matrix, Products, Shape
-from engine.backends.cuda.mixed.weight_gradients import Taken
+from engine.backends.cuda.mixed.weight_gradients import Gradient, Taken
 from engine.backends.cuda.sources import Unit
 from tests.cuda.attention_reference import attention, kept_pairs
 from tests.cuda.emulation import Emulated
@@ -283,13 +284,15 @@ class FakeWeightGradients:
     def __init__(self, launch: Launcher) -> None:
         self.launch = launch
 
-    def __call__(self, dy: Matrix, x: Matrix, taken: Taken, out: int) -> None:
-        SIDE_WORK(self.launch.current, lambda: self._compute(dy, x, taken, out))
+    def __call__(self, gradients: Sequence[Gradient], taken: Taken) -> None:
+        length = taken.chain(gradients)
+        for gradient in gradients:
+            SIDE_WORK(self.launch.current, partial(self._compute, gradient, taken, length))
 
     @np.errstate(all="ignore")
-    def _compute(self, dy: Matrix, x: Matrix, taken: Taken, out: int) -> None:
-        tokens, length, result = taken.tokens, taken.chain, memory(out, np.float32, taken.rows * taken.columns)
-        result = result.reshape(taken.rows, taken.columns)
+    def _compute(self, gradient: Gradient, taken: Taken, length: int) -> None:
+        tokens, result = taken.tokens, memory(gradient.out, np.float32, gradient.rows * gradient.columns)
+        result = result.reshape(gradient.rows, gradient.columns)
         goes_on = taken.adds and taken.shards < length
         sums: list[Array] = [result.copy()] if goes_on else []
         for shard in range(taken.shards):
@@ -300,7 +303,7 @@ class FakeWeightGradients:
                     ),
                     m.dtype,
                 )
-                for m, n in ((dy, taken.rows), (x, taken.columns))
+                for m, n in ((gradient.dy, gradient.rows), (gradient.x, gradient.columns))
             )
             product = (left.T @ right).astype(np.float32)
             if shard % length == 0 and not goes_on:

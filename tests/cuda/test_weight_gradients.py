@@ -5,6 +5,7 @@ Elsewhere its place is taken by NumPy (fake_card.py); that it compiles is shown 
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from engine.backends.cuda.mixed.weight_gradients import (
     MOST_CHAINS,
     SMALL,
     Form,
+    Gradient,
     Taken,
     WeightGradients,
     chains_of,
@@ -28,22 +30,28 @@ from tests.cuda.fake_card import Array, narrow, wide
 GUARD = 4096  # bytes behind the result
 
 
+def gradient(rows: int, columns: int) -> Gradient:
+    return Gradient(rows, columns, Matrix(0, "bfloat16", rows), Matrix(0, "bfloat16", columns), 0)
+
+
 @pytest.mark.parametrize("rows", [8, 96, 768, 2304, 50257])
 @pytest.mark.parametrize("columns", [8, 256, 768, 3072])
 @pytest.mark.parametrize("shards", [1, 2, 8, 64])
 def test_chains_are_cut_from_whole_shards(rows: int, columns: int, shards: int) -> None:
-    chains = chains_of(rows, columns, shards)
-    assert shards % chains == 0 and chains <= MOST_CHAINS
-    assert Taken(rows, columns, 16, shards, shards, False).chain * chains == shards
+    for shapes in ([(rows, columns)], [(rows, columns), (columns, rows)]):
+        chains = chains_of(shapes, shards)
+        assert shards % chains == 0 and chains <= MOST_CHAINS
+        chain = Taken(16, shards, shards, False).chain([gradient(*shape) for shape in shapes])
+        assert chain * chains == shards
 
 
 def test_fewer_shards_at_once_than_half_of_a_chain_are_refused() -> None:
-    taken = Taken(3072, 768, 1024, 8, 8, False)
-    assert taken.chain == 8
-    assert replace(taken, shards=4).chain == 8
+    taken, gradients = Taken(1024, 8, 8, False), [gradient(3072, 768)]
+    assert taken.chain(gradients) == 8
+    assert replace(taken, shards=4).chain(gradients) == 8
     for shards in (2, 16):
         with pytest.raises(AssertionError, match=f"{shards} shards at once, where a chain has 8 of 8"):
-            _ = replace(taken, shards=shards).chain
+            replace(taken, shards=shards).chain(gradients)
 
 
 @pytest.mark.parametrize("form", [LARGE, SMALL], ids=["large", "small"])
@@ -61,50 +69,73 @@ def launcher() -> Iterator[Launcher]:
 
 
 class Call:
-    """One gradient on the card, from matrices with lines of `stride` elements; it stands in memory that held NaN."""
+    """Gradients on the card, of shapes (rows, columns), from matrices whose lines are whole in groups of 8; they stand
+    in memory that held NaN."""
 
-    def __init__(self, launcher: Launcher, taken: Taken, stride: int, dtype: str) -> None:
-        self.launcher, self.taken, self.stride, self.dtype = launcher, taken, stride, dtype
-        rng = np.random.default_rng(taken.rows + taken.tokens)
-        self.dy = narrow(rng.standard_normal((taken.shards, taken.tokens, stride)), dtype)
-        self.x = narrow(rng.standard_normal((taken.shards, taken.tokens, taken.columns)), dtype)
+    def __init__(self, launcher: Launcher, shapes: list[tuple[int, int]], taken: Taken, dtype: str) -> None:
+        self.launcher, self.shapes, self.taken, self.dtype = launcher, shapes, taken, dtype
+        rng = np.random.default_rng(taken.tokens + len(shapes))
+        self.given = [
+            [narrow(rng.standard_normal((taken.shards, taken.tokens, stride(n))), dtype) for n in shape]
+            for shape in shapes
+        ]
         self.compute = WeightGradients(launcher)
 
-    def expected(self) -> Array:
-        dy, x = (wide(a.reshape(-1), self.dtype).reshape(a.shape) for a in (self.dy, self.x))
-        return np.einsum("str,stc->rc", dy[:, :, : self.taken.rows], x)
+    def expected(self) -> list[Array]:
+        dtype = self.dtype
+        pairs = ([wide(a.reshape(-1), dtype).reshape(a.shape) for a in pair] for pair in self.given)
+        shapes = zip(pairs, self.shapes, strict=True)
+        return [np.einsum("str,stc->rc", dy[..., :rows], x[..., :columns]) for (dy, x), (rows, columns) in shapes]
 
-    def result(self, at_once: int, times: int = 1) -> Array:
+    def results(self, at_once: int, times: int = 1) -> list[Array]:
         """Taking `at_once` shards in a call, all of them `times` times, the second time added to the first."""
         driver, taken = self.launcher.card.driver, self.taken
-        out = np.empty((taken.rows, taken.columns), np.float32)
-        memory = {"dy": driver.mem_alloc(self.dy.nbytes), "x": driver.mem_alloc(self.x.nbytes)}
-        memory["out"] = driver.mem_alloc(out.nbytes + GUARD)
-        driver.memcpy_htod(memory["dy"], self.dy)
-        driver.memcpy_htod(memory["x"], self.x)
-        driver.memset_d8(memory["out"], 0xFF, out.nbytes + GUARD)
-        dy_line, x_line = 2 * taken.tokens * self.stride, 2 * taken.tokens * taken.columns
+        given = [[driver.mem_alloc(a.nbytes) for a in pair] for pair in self.given]
+        outs = [driver.mem_alloc(4 * rows * columns + GUARD) for rows, columns in self.shapes]
+        for places, pair in zip(given, self.given, strict=True):
+            for place, array in zip(places, pair, strict=True):
+                driver.memcpy_htod(place, array)
+        for out, (rows, columns) in zip(outs, self.shapes, strict=True):
+            driver.memset_d8(out, 0xFF, 4 * rows * columns + GUARD)
         for call in range(times * (taken.shards // at_once)):
-            first = call % (taken.shards // at_once) * at_once
-            dy = Matrix(int(memory["dy"]) + first * dy_line, self.dtype, self.stride)
-            x = Matrix(int(memory["x"]) + first * x_line, self.dtype, taken.columns)
-            self.compute(dy, x, replace(taken, shards=at_once, adds=call > 0), int(memory["out"]))
+            first = call % (taken.shards // at_once) * at_once * taken.tokens
+            gradients = [
+                Gradient(*shape, *self._matrices(places, shape, first), int(out))
+                for shape, places, out in zip(self.shapes, given, outs, strict=True)
+            ]
+            self.compute(gradients, replace(taken, shards=at_once, adds=call > 0))
         self.launcher.synchronise()
-        driver.memcpy_dtoh(out, memory["out"])
+        results = [np.empty(shape, np.float32) for shape in self.shapes]
         guard = np.empty(GUARD, np.uint8)
-        driver.memcpy_dtoh(guard, int(memory["out"]) + out.nbytes)
-        for address in memory.values():
-            address.free()
-        assert guard.min() == 0xFF, "written behind the gradient"
-        return out
+        for out, result in zip(outs, results, strict=True):
+            driver.memcpy_dtoh(result, out)
+            driver.memcpy_dtoh(guard, int(out) + result.nbytes)
+            assert guard.min() == 0xFF, "written behind a gradient"
+        for place in (*outs, *(place for places in given for place in places)):
+            place.free()
+        return results
+
+    def _matrices(self, places: list[Any], shape: tuple[int, int], first: int) -> Iterator[Matrix]:
+        """From token `first` on."""
+        for place, width in zip(places, shape, strict=True):
+            yield Matrix(int(place) + 2 * first * stride(width), self.dtype, stride(width))
 
 
-SHAPES = [  # rows, columns, tokens, shards, stride
-    (200, 136, 72, 4, 208),
-    (64, 8, 16, 8, 64),
-    (1000, 776, 200, 4, 1000),
-    (65, 64, 1, 2, 72),
-    (769, 3072, 64, 4, 832),
+def stride(width: int) -> int:
+    return -(-width // 8) * 8
+
+
+def same(a: list[Array], b: list[Array]) -> bool:
+    return all(np.array_equal(x.view(np.uint32), y.view(np.uint32)) for x, y in zip(a, b, strict=True))
+
+
+CASES = [  # shapes, tokens, shards
+    ([(200, 136)], 72, 4),
+    ([(64, 8), (8, 64)], 16, 8),
+    ([(1000, 776)], 200, 4),
+    ([(65, 64)], 1, 2),
+    ([(769, 3072), (1536, 200)], 64, 4),
+    ([(385, 400), (128, 192)], 100, 4),
 ]
 
 
@@ -112,22 +143,40 @@ SHAPES = [  # rows, columns, tokens, shards, stride
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("chains", [1, 2, 4])
 @pytest.mark.parametrize("form", [LARGE, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shapes", "tokens", "shards"), CASES, ids=str)
 def test_gradients_are_near_float64_and_the_same_however_shards_are_taken(
-    shape: tuple[int, ...], form: Form, chains: int, dtype: str, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+    shapes: list[tuple[int, int]],
+    tokens: int,
+    shards: int,
+    form: Form,
+    chains: int,
+    dtype: str,
+    launcher: Launcher,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows, columns, tokens, shards, stride = shape
     if chains > shards:
         pytest.skip("a chain has at least one shard")
     monkeypatch.setattr(weight_gradients, "form_of", lambda *_: form)
     monkeypatch.setattr(weight_gradients, "chains_of", lambda *_: chains)
-    call = Call(launcher, Taken(rows, columns, tokens, shards, shards, False), stride, dtype)
-    found, expected = call.result(shards), call.expected()
-    # fp32 sums of exact products, some of which the tensor cores cut off instead of rounding.
-    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
-    assert np.array_equal(call.result(shards).view(np.uint32), found.view(np.uint32))
-    assert np.array_equal(call.result(shards, times=2), 2 * found)
-    at_once = shards // 2
-    if chains <= 2 and at_once:
+    call = Call(launcher, shapes, Taken(tokens, shards, shards, False), dtype)
+    found = call.results(shards)
+    for result, expected in zip(found, call.expected(), strict=True):
+        # fp32 sums of exact products, some of which the tensor cores cut off instead of rounding.
+        assert np.abs(result - expected).max() < 1e-5 * np.abs(expected).max()
+    assert same(call.results(shards), found)
+    assert same(call.results(shards, times=2), [2 * result for result in found])
+    if chains <= 2:
         # Halves of a chain; with two chains, one after the other.
-        assert np.array_equal(call.result(at_once).view(np.uint32), found.view(np.uint32))
+        assert same(call.results(shards // 2), found)
+
+
+@pytest.mark.gpu
+def test_together_or_alone_gives_the_same_bits(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_gradients, "chains_of", lambda *_: 2)
+    shapes, taken = [(520, 136), (72, 1000)], Taken(80, 4, 4, False)
+    both = Call(launcher, shapes, taken, "bfloat16")
+    together = both.results(4)
+    for number in range(2):
+        alone = Call(launcher, shapes[number : number + 1], taken, "bfloat16")
+        alone.given = both.given[number : number + 1]
+        assert same(alone.results(4), together[number : number + 1])

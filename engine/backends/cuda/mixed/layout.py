@@ -8,7 +8,7 @@ from engine.backends.cuda.mixed.parts import SUMMED, SumPlaces
 from engine.backends.cuda.mixed.products import WORKSPACE
 from engine.backends.cuda.mixed.program import VOCABULARY_MULTIPLE
 from engine.backends.cuda.mixed.run import USUAL_TOKENS
-from engine.backends.cuda.mixed.twins import MixedTwin, mixed_twins
+from engine.backends.cuda.mixed.twins import LinearTwin, MixedTwin, mixed_twins
 from engine.backends.cuda.twin import Twin
 from engine.operations.base import BufferType
 from engine.program import BackwardStep, Program
@@ -39,8 +39,10 @@ class MixedLayout(CudaLayout):
         self.sum_places = SumPlaces(parts, self.shards_at_once(train.shards))
 
     def lingers(self, step: BackwardStep) -> int:
-        # Gradients of shards that the library leaves to be joined are large.
-        return super().lingers(step) if self.own_gradients else 2
+        twin = self.twins[step.operation.name]
+        if not self.own_gradients:
+            return 2  # gradients of shards that the library leaves to be joined are large
+        return super().lingers(step) + (2 if isinstance(twin, LinearTwin) and twin.waits else 0)
 
     def twins_of(self, program: Program) -> dict[str, Twin[Any]]:
         return mixed_twins(program, self.train, self._own, self.own_gradients)

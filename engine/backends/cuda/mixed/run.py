@@ -6,6 +6,7 @@ from engine.backends.cuda.mixed.flash import Flash
 from engine.backends.cuda.mixed.hopper_attention import HopperAttention
 from engine.backends.cuda.mixed.parts import SumPlaces
 from engine.backends.cuda.mixed.products import Matrix, Products
+from engine.backends.cuda.mixed.weight_gradients import Gradient
 from engine.backends.cuda.run import Run
 from engine.backends.cuda.sources import Unit
 from engine.operations.base import Operation, Sizes
@@ -24,6 +25,7 @@ class MixedRun(Run):
         super().__init__(backend, sizes, shards)
         self.products: Products = backend.products
         self.weight_gradients = backend.weight_gradients
+        self.held: list[Gradient] = []  # that wait to be computed together with the next
         self.attention: Flash | HopperAttention = backend.attention
         self.activation = backend.activation
         self.half = HALF_DTYPES[backend.precision]

@@ -12,7 +12,7 @@ from engine.backends.cuda.mixed.hopper_attention import decision_mask, numbers_b
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
 from engine.backends.cuda.mixed.parts import Parts
 from engine.backends.cuda.mixed.run import USUAL_TOKENS, MixedRun
-from engine.backends.cuda.mixed.weight_gradients import Taken
+from engine.backends.cuda.mixed.weight_gradients import Gradient, Taken
 from engine.backends.cuda.run import MASK, THREADS, Run, ceiling
 from engine.backends.cuda.sources import Unit
 from engine.backends.cuda.twin import Twin
@@ -75,19 +75,20 @@ def combine(run: MixedRun) -> None:
         run.launch(run.unit("linear"), "k_combine", "PPiPi", (run.sum_places.rows,), (32, 4, 4), *values)
 
 
-def weight_products(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, out: int) -> None:
-    """out [shards, wide, deep] = dy [tokens, wide] transposed times x [tokens, deep], shard by shard.
+def weight_products(run: MixedRun, gradient: Gradient, out: int) -> None:
+    """out [shards, rows, columns] is a gradient by shard.
 
     The library is slow for a number of rows that is not whole in groups of ROW_GROUP: the rest goes alone.
     """
-    tokens, whole = run.shard_tokens, wide // ROW_GROUP * ROW_GROUP
-    for first, rows in ((0, whole), (whole, wide - whole)):
+    tokens, columns, whole = run.shard_tokens, gradient.columns, gradient.rows // ROW_GROUP * ROW_GROUP
+    dy, x = gradient.dy, gradient.x
+    for first, rows in ((0, whole), (whole, gradient.rows - whole)):
         if rows:
             run.multiply(
-                (rows, deep, tokens),
-                run.narrow(dy + 2 * first, stride, tokens * stride),
-                run.narrow(x, deep, tokens * deep),
-                run.wide(out + 4 * first * deep, deep, wide * deep),
+                (rows, columns, tokens),
+                run.narrow(dy.address + 2 * first, dy.stride, tokens * dy.stride),
+                run.narrow(x.address, x.stride, tokens * x.stride),
+                run.wide(out + 4 * first * columns, columns, gradient.rows * columns),
                 a_by_k=True,
                 by_shard=True,
             )
@@ -99,16 +100,18 @@ def join(run: MixedRun, shards: int, size: int, out: int) -> None:
     run.launch(run.unit("optimizer"), "k_join_gradients", "PiqqPi", (ceiling(size, 4 * THREADS),), (THREADS,), *values)
 
 
-def weight_gradient(run: MixedRun, dy: int, wide: int, stride: int, x: int, deep: int, shards: int, out: int) -> None:
-    """out [wide, deep] is (or has added) the gradient of a weight; `shards`: shard_gradients."""
+def weight_gradients(run: MixedRun, *gradients: tuple[Gradient, int]) -> None:
+    """Gradients of one or two weights; beside each its shard_gradients."""
     if run.weight_gradients is not None:
-        taken = Taken(wide, deep, run.shard_tokens, run.shards, run.usual_shards, run.adds)
-        run.weight_gradients(run.narrow(dy, stride), run.narrow(x, deep), taken, out)
-    elif run.all_shards == 1:
-        weight_products(run, dy, wide, stride, x, deep, out)
-    else:
-        weight_products(run, dy, wide, stride, x, deep, shards)
-        join(run, shards, wide * deep, out)
+        taken = Taken(run.shard_tokens, run.shards, run.usual_shards, run.adds)
+        run.weight_gradients([g for g, _ in gradients], taken)
+        return
+    for gradient, shards in gradients:
+        if run.all_shards == 1:
+            weight_products(run, gradient, gradient.out)
+        else:
+            weight_products(run, gradient, shards)
+            join(run, shards, gradient.rows * gradient.columns, gradient.out)
 
 
 def shard_gradients(train: TrainSpec, own: bool, shards: int, *shape: int) -> BufferType:
@@ -258,6 +261,7 @@ class LinearTwin(MixedTwin[Linear]):
         self.tied = tied
         self.own = own
         self.joins = not own  # the library leaves gradients of shards, which should not wait long to be joined
+        self.waits = own and ends_branch  # for the linear layer two steps later, that of queries, keys and values
         self.eight = eight
 
     def derived(self, operation: Linear, tier: str) -> dict[str, BufferType]:
@@ -301,19 +305,14 @@ class LinearTwin(MixedTwin[Linear]):
         deep, wide, stride = operation.deep, operation.wide, self.padded
         x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
         dy = run.gradient(operation.outputs["y"])
-        # Nothing on the way back needs the parameters' gradients: they are computed beside what follows.
-        with run.launch.beside(reads_lasting=not self.ends_branch):
-            if self.tied and self.own:
-                weight_gradient(run, dy, wide, stride, x, deep, 0, run.tied)
-            elif self.tied:
-                weight_products(run, dy, wide, stride, x, deep, run.tied)
-            else:
-                out = run.parameter_gradient(operation.parameters["weight"])
-                weight_gradient(run, dy, wide, stride, x, deep, run.work(operation, "shards"), out)
-            if self.sums_bias:
-                grid = (ceiling(wide, 256), ceiling(run.shard_tokens, SUM_ROWS), run.shards)
-                arguments = (dy, run.shard_tokens, wide, run.parts(operation))
-                run.launch(run.unit("linear"), "k_column_sums", "PiiP", grid, (THREADS,), *arguments)
+        # Nothing on the way back needs the parameters' gradients: they are computed beside what follows, by our own
+        # kernel two at a time: it then has enough to do, and the side stream fewer launches one after another.
+        out = run.tied if self.tied else run.parameter_gradient(operation.parameters["weight"])
+        gradient = Gradient(wide, deep, run.narrow(dy, stride), run.narrow(x, deep), out)
+        if self.waits:
+            run.held.append(gradient)
+        else:
+            self._weight_gradient(run, operation, gradient)
         run.multiply(
             (run.tokens, deep, stride),
             run.narrow(dy, stride),
@@ -321,6 +320,20 @@ class LinearTwin(MixedTwin[Linear]):
             run.narrow(dx, deep),
             add=run.accumulates(operation, "x"),
         )
+
+    def _weight_gradient(self, run: MixedRun, operation: Linear, gradient: Gradient) -> None:
+        """With that of the weight that has waited for it, beside what follows."""
+        held, run.held = run.held, []
+        with run.launch.beside(reads_lasting=not self.ends_branch and not held):
+            if self.tied and not self.own:
+                weight_products(run, gradient, gradient.out)
+            else:
+                shards = 0 if self.own else run.work(operation, "shards")
+                weight_gradients(run, *((g, 0) for g in held), (gradient, shards))
+            if self.sums_bias:
+                grid = (ceiling(operation.wide, 256), ceiling(run.shard_tokens, SUM_ROWS), run.shards)
+                arguments = (gradient.dy.address, run.shard_tokens, operation.wide, run.parts(operation))
+                run.launch(run.unit("linear"), "k_column_sums", "PiiP", grid, (THREADS,), *arguments)
 
 
 class MlpTwin(MixedTwin[Mlp]):
@@ -390,13 +403,12 @@ class MlpTwin(MixedTwin[Mlp]):
         before, after = (run.tensor(operation.outputs[r]) for r in ("before", "after"))
         x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
         dy, dbefore = run.gradient(operation.outputs["y"]), run.work(operation, "dbefore")
-        with run.launch.beside(reads_lasting=True):
-            out = run.parameter_gradient(parameters["down"])
-            weight_gradient(run, dy, width, width, after, hidden, run.work(operation, "down"), out)
         self._activation_gradient(run, operation, dy, before, dbefore)
+        down_out, up_out = (run.parameter_gradient(parameters[role]) for role in ("down", "up"))
+        down = Gradient(width, hidden, run.narrow(dy, width), run.narrow(after, hidden), down_out)
+        up = Gradient(hidden, width, run.narrow(dbefore, hidden), run.narrow(x, width), up_out)
         with run.launch.beside(reads_lasting=True):
-            out = run.parameter_gradient(parameters["up"])
-            weight_gradient(run, dbefore, hidden, hidden, x, width, run.work(operation, "up"), out)
+            weight_gradients(run, (down, run.work(operation, "down")), (up, run.work(operation, "up")))
         run.multiply(
             (run.tokens, width, hidden),
             run.narrow(dbefore, hidden),
