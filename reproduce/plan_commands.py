@@ -68,6 +68,8 @@ def plan(
         raise click.UsageError("--fix mends a model's file: name it with --model FILE")
     if graph_file is not None:
         require_place(graph_file)
+        if graph_file.suffix.lower() != ".svg":
+            raise ReproduceError(f"{graph_file}: the drawing is SVG: name it {graph_file.with_suffix('.svg')}")
     project = Project.find()
     path, configuration = _planned(project, experiment, overrides, model_file, fix)
     tokens = prepared_vocabulary(project.dataset, configuration.data)
@@ -88,7 +90,8 @@ def plan(
         remedy = choose(remedies, number)
         outputs.write_text(project.params, apply_remedy(path, configuration, remedy))
         kept = f"{experiment or 'what it was'}{''.join(f', {change}' for change in overrides)}"
-        _say(f"params.yaml is now {kept}, with {remedy.says}", to=sys.stderr if as_json else None)
+        elsewhere = "" if device_name is None else f"; run.device is still {configuration.run.device}"
+        _say(f"params.yaml is now {kept}, with {remedy.says}{elsewhere}", to=sys.stderr if as_json else None)
         return 0
     rate = None
     if device.name == configuration.run.device:
@@ -162,14 +165,21 @@ def form(file: Path, write: bool, fix: bool) -> None:
 
 @model.command()
 @click.argument("file", type=_FILE)
-@click.option("--json", "as_json", is_flag=True, help="Print specification and graph as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print specification and graph, or the fault, as JSON.")
 @_FIX
-def check(file: Path, as_json: bool, fix: bool) -> None:
+def check(file: Path, as_json: bool, fix: bool) -> int:
     """Check the model of FILE (code view): syntax, shapes, and whether the engine has it."""
     from reproduce.model.code import read_code, write_code
+    from reproduce.model.source import ModelError
     from reproduce.state import hash_of
 
-    understood = read_code(_read_model(file, fix))
+    try:
+        understood = read_code(_read_model(file, fix))
+    except ModelError as error:
+        if not as_json:
+            raise
+        _say(json.dumps({"fault": str(error), "mended_by_fix": error.fix is not None}, indent=2, sort_keys=True))
+        return error.exit_code
     specification = hash_of(understood.spec.identity())
     if as_json:
         whole = {
@@ -179,10 +189,11 @@ def check(file: Path, as_json: bool, fix: bool) -> None:
             "specification": specification,
         }
         _say(json.dumps(whole, indent=2, sort_keys=True))
-        return
+        return 0
     _say(f"{file} is sound: {understood.graph.parameter_count:,} parameters, specification {specification}")
     _say("With nothing left to a default it reads:")
     _say(write_code(understood.spec, understood.graph.name).rstrip("\n"))
+    return 0
 
 
 def _planned(

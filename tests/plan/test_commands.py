@@ -124,6 +124,12 @@ def test_plan_applies_a_remedy(project: Path, capsys: pytest.CaptureFixture[str]
     assert "the plan fits as it is" in capsys.readouterr().err
 
 
+def test_a_remedy_for_another_device_leaves_the_device(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "char-4.8m", "--device", "h200", "--budget", "600MiB", "--apply", "1"]) == 0
+    assert capsys.readouterr().out.endswith("; run.device is still cpu\n")
+    assert load_configuration(project / "params.yaml").run.device == "cpu"
+
+
 def test_plan_for_a_card(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "gpt2-124m", "--device", "gtx1650"]) == 5
     assert "an NVIDIA GeForce GTX 1650 has 4.0 GiB" in " ".join(capsys.readouterr().out.split())
@@ -239,6 +245,15 @@ def test_model_check(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["model"]["d_model"] == 256
 
 
+def test_model_check_says_faults_as_json_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, mended in (("bad.model", True), ("params.yaml", False)):
+        assert main(["model", "check", name, "--json"]) == 2
+        printed = capsys.readouterr()
+        found = json.loads(printed.out)
+        assert found["fault"].startswith(f"{name}, line ") and found["mended_by_fix"] is mended
+        assert printed.err == ""
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -248,6 +263,7 @@ def test_model_check(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "--device", "abacus"], "there is no 'abacus' in the list of devices"),
         (["plan", "--model", "absent"], "absent: cannot be read: No such file or directory"),
         (["plan", "--apply", "1"], "--apply 1: the plan fits as it is, there is nothing to apply"),
+        (["plan", "--graph", "graph.png"], "graph.png: the drawing is SVG: name it graph.svg"),
         (["plan", "tinny"], "did you mean 'tiny'?"),
         (["model", "check", "params.yaml"], "params.yaml, line 2, column 1: expected model, found the name tier"),
         (["model", "form", "."], "cannot be read: Is a directory"),
