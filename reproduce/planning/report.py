@@ -141,7 +141,8 @@ def plan_for(configuration: Configuration, device: Device) -> tuple[Program, Pla
         return program, make_plan(program, train, tier, configuration.run.thread_count())
     from engine.backends.cuda.opening import cuda_plan
 
-    program, plan, _ = cuda_plan(program, train, tier)
+    # Which kernels serve is a matter of the card, and so is what they need.
+    program, plan, _ = cuda_plan(program, train, tier, capability=device.capability or 0)
     return program, plan
 
 

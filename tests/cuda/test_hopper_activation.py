@@ -11,11 +11,17 @@ import pytest
 
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
-from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS, HopperActivation
+from engine.backends.cuda.mixed.hopper_activation import DEEP, FORWARD, SHALLOW, SUM_ROWS, Form, HopperActivation
 from engine.backends.cuda.mixed.hopper_attention import serves
 from tests.cuda.fake_card import Array, narrow, wide
 
 GUARD = 4096  # bytes behind every result
+
+
+@pytest.mark.parametrize("form", [FORWARD, DEEP, SHALLOW], ids=["forward", "deep", "shallow"])
+def test_what_a_block_holds_fits_into_shared_memory(form: Form) -> None:
+    barriers, sums = 1 << 9, 0 if form.both else 1 << 13  # static: sums of a tile's columns for each warp
+    assert form.shared + barriers + sums <= 227 << 10
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,9 @@ import pytest
 
 from engine.backends.cuda import launching, products
 from engine.backends.cuda.backend import CudaBackend
+from engine.backends.cuda.mixed import hopper_activation, hopper_attention, weight_gradients
+from engine.backends.cuda.mixed.backend import MixedBackend
+from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.backends.cuda.opening import cuda_plan
 from engine.backends.cuda.sources import Unit, headers, source
 from engine.program import build_program
@@ -108,3 +111,47 @@ def test_shared_work_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"k_layernorm_fwd", "k_gelu_fwd", "k_gelu_bwd", "k_residual_add_fwd", "k_loss_bwd"} <= set(plain)
     assert len(fused) < len(plain)
     assert fused.count("k_quantise_weight_rows") == plain.count("k_quantise_weight_rows") == 1
+
+
+class NoProducts:
+    """In the place of the library."""
+
+    version, recorded = 130100, None
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def multiply(self, *_: Any, **__: Any) -> None: ...
+
+
+PROD = {
+    "whole blocks": (model(d_model=16, heads=2, hidden=32, vocab=40, context=64), train(batch=8, shards=4)),
+    "ragged": (model(d_model=24, heads=3, hidden=40, vocab=41, dropout=0.1), train(batch=6, shards=3)),
+    "plain": (
+        model(linear_bias=False, norm_parameters=False, tied=False, activation="relu", d_model=16, heads=2, hidden=32),
+        train(batch=4, shards=1),
+    ),
+    "large": (model(d_model=768, heads=12, hidden=3072, vocab=8200, context=128), train(batch=8, shards=8)),
+}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+@pytest.mark.parametrize("name", PROD)
+def test_arguments_fit_the_kernels_of_the_tier_prod(name: str, precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On compute capability 9.0, which has most of our own."""
+    spec, recipe = PROD[name]
+    if precision == "fp8" and name == "ragged":
+        spec = spec.model_copy(update={"d_model": 48, "hidden": 48})
+    recipe = recipe.model_copy(update={"precision": precision})
+    monkeypatch.setattr(launching, "compiled", lambda unit, _: unit)
+    monkeypatch.setattr("engine.backends.cuda.mixed.backend.Products", NoProducts)
+    monkeypatch.setattr(hopper_attention, "heads_map", lambda *_: bytes(128))
+    for module in (hopper_activation, weight_gradients):
+        monkeypatch.setattr(module, "matrix_map", lambda *_: bytes(128))
+    program, plan, layout = cuda_plan(build_program(spec), recipe, "prod", capability=90)
+    assert isinstance(layout, MixedLayout)
+    calls: list[tuple[str, str]] = []
+    MixedBackend(program, plan, recipe, layout, fake_card(calls, 90), precision)._queue_step()
+    names = {name for _, name in calls}
+    assert {"k_attention_forward", "k_attention_queries", "k_attention_keys", "k_adamw"} <= names
+    assert ("k_weight_gradient" in names) == (recipe.shards > 1)
+    assert ("k_activation_product" in names) == (precision != "fp8" or name in ("whole blocks", "large"))

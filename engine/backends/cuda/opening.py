@@ -24,7 +24,8 @@ def cuda_plan(
 ) -> tuple[Program, Plan, CudaLayout]:
     """The program and plan that a card executes; needs no card. `fused` is CudaLayout's.
 
-    capability: the card's; where it is 0, not known, the plan is for a card that needs the most memory.
+    capability: the card's; where it is 0, not known, the plan of the tier prod is for a card that has none of our own
+    kernels for compute capability 9.0.
 
     Attention weights are always computed again, never stored: on a card that is faster than reading them back.
     """

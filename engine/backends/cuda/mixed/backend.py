@@ -44,9 +44,10 @@ class MixedBackend(CudaBackend):
         self.sum_places = layout.sum_places
         super().__init__(program, plan, train, layout, card)
         self._upload_sum_table()
-        main, side = self.launcher.streams
-        workspaces = self.address("products")
-        self.products = Products(card.name, {main: workspaces, side: workspaces + WORKSPACE})
+        main, _ = self.launcher.streams
+        first, (count, _) = self.address("products"), plan.buffers["products"].type.shape
+        workspaces = {stream: first + n * WORKSPACE for n, stream in enumerate(self.launcher.streams[:count])}
+        self.products = Products(card.name, workspaces)
         self.weight_gradients = WeightGradients(self.launcher) if layout.own_gradients else None
         self.attention: Flash | HopperAttention
         self.activation: HopperActivation | None = None

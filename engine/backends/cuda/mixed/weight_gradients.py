@@ -106,6 +106,8 @@ class WeightGradients:
 
     def __call__(self, gradients: Sequence[Gradient], taken: Taken) -> None:
         """One or two in one launch."""
+        if len(gradients) > 2:
+            raise AssertionError(f"{len(gradients)} gradients in one launch, which has room for two")
         length = taken.chain(gradients)
         form = form_of([(g.rows, g.columns) for g in gradients])
         chains, goes_on = max(taken.shards // length, 1), taken.adds and taken.shards < length
