@@ -23,7 +23,7 @@ import pytest
 from engine.backends.cuda.layout import VALUES
 from engine.backends.cuda.mixed.flash import Heads, Places
 from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS
-from engine.backends.cuda.mixed.hopper_attention import numbers_bytes
+from engine.backends.cuda.mixed.hopper_attention import OWN_KERNELS, numbers_bytes
 from engine.backends.cuda.mixed.products import E4M3, SIZES, Matrix, Products, Shape
 from engine.backends.cuda.mixed.weight_gradients import Gradient, Taken
 from engine.backends.cuda.sources import Unit
@@ -363,7 +363,7 @@ class FakeFlash:
 class FakeHopperAttention(FakeFlash):
     """The same in the place of our own kernels."""
 
-    name = "own kernels"
+    name = OWN_KERNELS
 
     def __init__(self, launch: Launcher, dtype: str) -> None:
         self.dtype = dtype
