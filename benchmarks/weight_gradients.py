@@ -21,9 +21,9 @@ from gpu_timing import microseconds
 
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
+from engine.backends.cuda.mixed.joining import join
 from engine.backends.cuda.mixed.products import WORKSPACE, Matrix, Products
 from engine.backends.cuda.mixed.weight_gradients import PAIRED, Gradient, Taken, WeightGradients, chains_of, form_of
-from engine.backends.cuda.run import THREADS, ceiling
 from engine.backends.cuda.sources import Unit
 from engine.spec import HALF_DTYPES
 
@@ -80,8 +80,7 @@ class Case:
             a_by_k=True,
             batches=shards,
         )
-        values = (self.shards, shards, size, size, gradient.out, 0)
-        self.launch(self.joins, "k_join_gradients", "PiqqPi", (ceiling(size, 4 * THREADS),), (THREADS,), *values)
+        join(self.launch, self.joins, self.shards, shards, size, gradient.out, adds=False)
 
     def distance(self) -> float:
         self.launch.synchronise()

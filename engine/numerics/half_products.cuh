@@ -46,13 +46,19 @@
                      "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." HALF_TYPE "." HALF_TYPE " {" SUMS_##COUNT        \
                      "}, %" A0 ", %" A1 ", add, 1, 1, %" A4 ", %" A3 ";\n}"                                            \
                      : KEPT_##COUNT(d)                                                                                 \
-                     : "l"(a), "l"(b), "r"(add), "n"(ACROSS), "n"(LEFT_ACROSS));                               \
+                     : "l"(a), "l"(b), "r"(add), "n"(ACROSS), "n"(LEFT_ACROSS));                                    \
     }
 
 HALF_PRODUCTS("32", 16, "16", "17", "18", "19", "20", "21", "22")
 HALF_PRODUCTS("64", 32, "32", "33", "34", "35", "36", "37", "38")
 HALF_PRODUCTS("128", 64, "64", "65", "66", "67", "68", "69", "70")
 HALF_PRODUCTS("192", 96, "96", "97", "98", "99", "100", "101", "102")
+
+// Descriptor of boxes of 64 lines in shared memory, LINE bytes (64 or 128) each, swizzled over a line.
+template <int LINE> __device__ __forceinline__ uint64 box_descriptor(uint32 address) {
+    return (uint64)((address & 0x3ffff) >> 4) | ((uint64)(64 * LINE / 16) << 16) | ((uint64)(8 * LINE / 16) << 32) |
+           (LINE == 128 ? 1ull : 2ull) << 62;
+}
 
 // Sums of products that were waited for: keeps the compiler from reading them earlier.
 template <int COUNT>

@@ -58,11 +58,6 @@ struct Tiles {
     }
 };
 
-// Descriptor of lines in shared memory, boxes of 64 lines one after another.
-__device__ __forceinline__ uint64 lines_descriptor(uint32 address) {
-    return (uint64)((address & 0x3ffff) >> 4) | ((uint64)(BOX_BYTES / 16) << 16) | ((uint64)(8 * LINE / 16) << 32) | (1ull << 62);
-}
-
 // Barriers in shared memory: of stages, whether they are full, empty; of each pair of warpgroups, whether it may go
 // through the depth, and of the chunks of its tile, whether there is room (with `before` in it) and results are. A
 // barrier's parity tells one round from the next, no more: none is waited for by one that may be two rounds ahead.
@@ -290,8 +285,8 @@ extern "C" __global__ void __cluster_dims__(PAIRED) __launch_bounds__(640, 1)
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
                 barrier_wait(full + 8 * stage, parity);
-                uint64 left = lines_descriptor(memory + stage * STAGE_BYTES + left_lines);
-                uint64 right = lines_descriptor(memory + stage * STAGE_BYTES + LEFT_BYTES);
+                uint64 left = box_descriptor<LINE>(memory + stage * STAGE_BYTES + left_lines);
+                uint64 right = box_descriptor<LINE>(memory + stage * STAGE_BYTES + LEFT_BYTES);
                 products_begin();
 #pragma unroll
                 for (int k = 0; k < DEPTH / 16; k++) half_product<BACK>(d, left + 2 * k, right + (BACK ? LINE : 2) * k, step + k > 0);

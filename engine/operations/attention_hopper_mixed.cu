@@ -52,13 +52,6 @@ __device__ __forceinline__ Place place_of(const Attention &p, int tiles) {
 // Through a shuffle, so that the compiler knows it to be the same for a whole warp.
 __device__ __forceinline__ int warpgroup() { return __shfl_sync(ALL_LANES, threadIdx.x / 128, 0); }
 
-// Descriptor of a tile in shared memory, swizzled over its row.
-__device__ __forceinline__ uint64 tile_descriptor(uint32 address) {
-    uint64 swizzle = ROW_BYTES == 128 ? 1ull : 2ull;
-    return (uint64)((address & 0x3ffff) >> 4) | ((uint64)(TILE * ROW_BYTES / 16) << 16) |
-           ((uint64)(8 * ROW_BYTES / 16) << 32) | (swizzle << 62);
-}
-
 // What 16 elements further along a row, and 16 rows further down, add to a descriptor.
 __device__ __forceinline__ int along(int k) { return k / 4 * (TILE * ROW_BYTES / 16) + k % 4 * 2; }
 __device__ __forceinline__ int down(int k) { return k * ROW_BYTES; }
@@ -327,12 +320,12 @@ extern "C" __global__ void __launch_bounds__(128 * FORWARD_GROUPS, FORWARD_BLOCK
     for (int i = 0; i < DP / 2; i++) o[i] = 0.0f;
     auto take = [&](int step, bool first) {
         ring.wait(step);
-        uint64 keys = tile_descriptor(ring.at(step));
+        uint64 keys = box_descriptor<ROW_BYTES>(ring.at(step));
         products_begin();
         multiply_rows(s, q, keys);
         products_commit();
         if (!first) {
-            add_tile(o, weights, tile_descriptor(ring.at(step - 1) + TILE_BYTES));
+            add_tile(o, weights, box_descriptor<ROW_BYTES>(ring.at(step - 1) + TILE_BYTES));
             products_commit();
         }
         if (first) products_wait<0>();
@@ -365,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(128 * FORWARD_GROUPS, FORWARD_BLOCK
     for (int step = own_steps; step < steps; step++) ring.skip(step, copy);
     if (own_steps == 0) return;
     products_begin();
-    add_tile(o, weights, tile_descriptor(ring.at(own_steps - 1) + TILE_BYTES));
+    add_tile(o, weights, box_descriptor<ROW_BYTES>(ring.at(own_steps - 1) + TILE_BYTES));
     products_commit();
     products_wait<0>();
     products_done(o);
@@ -435,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
             ((float2 *)p.numbers)[(int64)place.head * padded + at] = make_float2(logarithm[r], delta[r]);
     }
 #if QUERIES_SHARED
-    uint64 q = tile_descriptor(lefts + 2 * warpgroup() * TILE_BYTES), dy = q + TILE_BYTES / 16;
+    uint64 q = box_descriptor<ROW_BYTES>(lefts + 2 * warpgroup() * TILE_BYTES), dy = q + TILE_BYTES / 16;
     barrier_wait(loaded, 0);
 #else
     Fragments q, &dy = left_dy;
@@ -447,14 +440,14 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
     for (int i = 0; i < DP / 2; i++) dq[i] = 0.0f;
     auto take = [&](int step, bool first) {
         ring.wait(step);
-        uint64 keys = tile_descriptor(ring.at(step)), values = tile_descriptor(ring.at(step) + TILE_BYTES);
+        uint64 keys = box_descriptor<ROW_BYTES>(ring.at(step)), values = box_descriptor<ROW_BYTES>(ring.at(step) + TILE_BYTES);
         products_begin();
         multiply_rows(s, q, keys);
         products_commit();
         multiply_rows(ds, dy, values);
         products_commit();
         if (!first) {
-            add_tile(dq, left, tile_descriptor(ring.at(step - 1)));
+            add_tile(dq, left, box_descriptor<ROW_BYTES>(ring.at(step - 1)));
             products_commit();
         }
         uint32 kept = 0;
@@ -488,7 +481,7 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
     for (int step = own_steps; step < steps; step++) ring.skip(step, copy);
     if (own_steps == 0) return;
     products_begin();
-    add_tile(dq, left, tile_descriptor(ring.at(own_steps - 1)));
+    add_tile(dq, left, box_descriptor<ROW_BYTES>(ring.at(own_steps - 1)));
     products_commit();
     products_wait<0>();
     products_done(dq);
@@ -528,7 +521,7 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
     ring.begin(copy);
     int64 line = (int64)p.heads * p.width, start = (int64)b * p.tokens * 3 * line + h * p.width;
 #if KEYS_SHARED
-    uint64 k = tile_descriptor(lefts + 2 * group * TILE_BYTES), v = k + TILE_BYTES / 16;
+    uint64 k = box_descriptor<ROW_BYTES>(lefts + 2 * group * TILE_BYTES), v = k + TILE_BYTES / 16;
     barrier_wait(loaded, 0);
 #else
     Fragments k, v;
@@ -542,7 +535,7 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
     auto take = [&](int step, bool first) {
         ring.wait(step);
         uint32 at = ring.at(step);
-        uint64 queries = tile_descriptor(at), dys = tile_descriptor(at + TILE_BYTES);
+        uint64 queries = box_descriptor<ROW_BYTES>(at), dys = box_descriptor<ROW_BYTES>(at + TILE_BYTES);
         const float4 *numbers = (const float4 *)__cvta_shared_to_generic(at + 2 * TILE_BYTES) + (lane & 3);
         products_begin();
         multiply_rows(s, k, queries);
@@ -551,8 +544,8 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
         products_commit();
         if (!first) {
             uint32 before = ring.at(step - 1);
-            add_tile(dv, weights, tile_descriptor(before + TILE_BYTES));
-            add_tile(dk, left, tile_descriptor(before));
+            add_tile(dv, weights, box_descriptor<ROW_BYTES>(before + TILE_BYTES));
+            add_tile(dk, left, box_descriptor<ROW_BYTES>(before));
             products_commit();
         }
         uint32 kept = 0;
@@ -600,8 +593,8 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
     if (!present) return;
     uint32 last = ring.at(steps - 1);
     products_begin();
-    add_tile(dv, weights, tile_descriptor(last + TILE_BYTES));
-    add_tile(dk, left, tile_descriptor(last));
+    add_tile(dv, weights, box_descriptor<ROW_BYTES>(last + TILE_BYTES));
+    add_tile(dk, left, box_descriptor<ROW_BYTES>(last));
     products_commit();
     products_wait<0>();
     products_done(dk);

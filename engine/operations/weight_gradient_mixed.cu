@@ -42,11 +42,6 @@ struct Tile {
     }
 };
 
-// Descriptor of tokens times columns in shared memory, in boxes of 64 columns, swizzled over 128 bytes.
-__device__ __forceinline__ uint64 across_descriptor(uint32 address) {
-    return (uint64)((address & 0x3ffff) >> 4) | ((uint64)(BOX / 16) << 16) | (64ull << 32) | (1ull << 62);
-}
-
 // Both copy engines of a pair fill the stages of both: each brings its own columns of dy, and half of the tokens of x.
 __device__ __forceinline__ void copy_stages(const TensorMap *dy, const TensorMap *x, const Tile &tile, const Chains &p,
                                             uint32 memory, uint32 full, uint32 empty) {
@@ -72,7 +67,7 @@ __device__ __forceinline__ void copy_stages(const TensorMap *dy, const TensorMap
 // Queue the products of a stage that has arrived.
 __device__ __forceinline__ void multiply_stage(float (&d)[SUMS], uint32 full, uint32 parity, uint32 left, uint32 right) {
     barrier_wait(full, parity);
-    uint64 a = across_descriptor(left), b = across_descriptor(right);
+    uint64 a = box_descriptor<128>(left), b = box_descriptor<128>(right);
     products_begin();
 #pragma unroll
     for (int k = 0; k < STEP / 16; k++) half_product<1, 1>(d, a + 128 * k, b + 128 * k, 1);

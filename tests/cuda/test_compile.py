@@ -3,9 +3,9 @@
 import pytest
 
 from engine.backends.cuda import compiler
-from engine.backends.cuda.mixed import hopper_activation
+from engine.backends.cuda.mixed import hopper_activation, weight_gradients
 from engine.backends.cuda.mixed.hopper_attention import SHAPES, kernels_unit
-from engine.backends.cuda.mixed.weight_gradients import LARGE, MOST_CHAINS, SMALL, Form, unit_of
+from engine.backends.cuda.mixed.weight_gradients import LARGE, MOST_CHAINS, SMALL, Form
 from engine.backends.cuda.sources import UNITS, Unit, constants, headers, source
 
 MACROS: dict[str, list[dict[str, int]]] = {
@@ -35,22 +35,21 @@ MIXED = [(unit, bf16, capability) for unit in MIXED_UNITS for bf16 in (0, 1) for
 @needs_compiler
 @pytest.mark.parametrize(("unit", "bf16", "capability"), MIXED)
 def test_units_of_the_tier_prod_compile(unit: str, bf16: int, capability: int) -> None:
-    macros = {"HALF_BF16": bf16} | ({"WIDTH": 768} if unit == "layernorm_mixed" else {})
-    if unit == "attention_hopper_mixed":
-        macros = dict(kernels_unit("bfloat16" if bf16 else "float16", 64, dropout=False).macros)
-    if unit == "activation_hopper_mixed":
-        dtype = "bfloat16" if bf16 else "float16"
-        macros = dict(hopper_activation.kernel_unit(dtype, False, True, hopper_activation.DEEP).macros)
-    if unit == "weight_gradient_mixed":
-        macros = dict(unit_of("bfloat16" if bf16 else "float16", SMALL, 1).macros)
-    assert compiler.compile_unit(Unit(unit, macros), capability).startswith(b"\x7fELF")
+    dtype = "bfloat16" if bf16 else "float16"
+    made = {
+        "attention_hopper_mixed": kernels_unit(dtype, 64, dropout=False),
+        "activation_hopper_mixed": hopper_activation.kernel_unit(dtype, False, True, hopper_activation.DEEP),
+        "weight_gradient_mixed": weight_gradients.kernel_unit(dtype, SMALL, 1),
+        "layernorm_mixed": Unit("layernorm_mixed", {"HALF_BF16": bf16, "WIDTH": 768}),
+    }
+    assert compiler.compile_unit(made.get(unit, Unit(unit, {"HALF_BF16": bf16})), capability).startswith(b"\x7fELF")
 
 
 @needs_compiler
 @pytest.mark.parametrize("form", [LARGE, SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("chains", [2**n for n in range(MOST_CHAINS.bit_length())])
 def test_gradients_of_weights_compile(form: Form, chains: int) -> None:
-    code = compiler.compile_unit(unit_of("bfloat16", form, chains), compiler.HOPPER)
+    code = compiler.compile_unit(weight_gradients.kernel_unit("bfloat16", form, chains), compiler.HOPPER)
     assert b"k_weight_gradient" in code
 
 

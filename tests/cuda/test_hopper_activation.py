@@ -1,35 +1,21 @@
-"""Our own product with the activation's derivative, on a card of compute capability 9.0, against float64.
+"""Our own products beside the MLP's activation, on a card of compute capability 9.0, against float64.
 
-That it compiles is shown by test_compile.py; elsewhere two kernels take its place.
+Elsewhere their place is taken by NumPy (fake_card.py); that they compile is shown by test_compile.py.
 """
-
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
 from engine.backends.cuda.mixed.hopper_activation import DEEP, FORWARD, SHALLOW, SUM_ROWS, Form, HopperActivation
-from engine.backends.cuda.mixed.hopper_attention import serves
 from tests.cuda.fake_card import Array, narrow, wide
-
-GUARD = 4096  # bytes behind every result
+from tests.cuda.guarded import guarded
 
 
 @pytest.mark.parametrize("form", [FORWARD, DEEP, SHALLOW], ids=["forward", "deep", "shallow"])
 def test_what_a_block_holds_fits_into_shared_memory(form: Form) -> None:
     barriers, sums = 1 << 9, 0 if form.both else 1 << 13  # static: sums of a tile's columns for each warp
     assert form.shared + barriers + sums <= 227 << 10
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    card = Card()
-    if not serves(card.capability):
-        pytest.skip("the kernel is for compute capability 9.0")
-    yield Launcher(card)
 
 
 class Case:
@@ -45,7 +31,7 @@ class Case:
 
     def results(self, first: int = 0, tokens: int | None = None) -> tuple[Array, Array]:
         """dbefore as encodings, and the sums."""
-        driver, (all_tokens, width, hidden) = self.launcher.card.driver, self.sizes
+        all_tokens, width, hidden = self.sizes
         tokens = all_tokens if tokens is None else tokens
         rows = slice(first, first + tokens)
         given = {"dy": self.dy[rows], "weight": self.weight, "before": self.before[rows]}
@@ -53,25 +39,10 @@ class Case:
             "dbefore": np.empty((tokens, hidden), np.uint16),
             "parts": np.empty((-(-tokens // SUM_ROWS) if self.bias else 0, hidden), np.float32),
         }
-        sizes = {name: array.nbytes for name, array in (given | made).items()}
-        memory = {name: driver.mem_alloc(size + GUARD) for name, size in sizes.items()}
-        for name, address in memory.items():
-            driver.memset_d8(address, 0xFF, sizes[name] + GUARD)
-        for name, array in given.items():
-            driver.memcpy_htod(memory[name], np.ascontiguousarray(array))
-        at: dict[str, Any] = {name: int(address) for name, address in memory.items()}
-        if not self.bias:
-            at["parts"] = 0
-        HopperActivation(self.launcher, self.dtype).backward((tokens, width, hidden), **at, relu=self.relu)
-        self.launcher.synchronise()
-        for name, array in made.items():
-            if array.size:
-                driver.memcpy_dtoh(array, memory[name])
-        for name, address in memory.items():
-            guard = np.empty(GUARD, np.uint8)
-            driver.memcpy_dtoh(guard, int(address) + sizes[name])
-            assert guard.min() == 0xFF, f"written behind {name}"
-            address.free()
+        with guarded(self.launcher, given, made) as at:
+            if not self.bias:
+                at["parts"] = 0
+            HopperActivation(self.launcher, self.dtype).backward((tokens, width, hidden), **at, relu=self.relu)
         return made["dbefore"], made["parts"]
 
     def expected(self) -> tuple[Array, Array]:
@@ -134,28 +105,14 @@ class Forward:
 
     def results(self, first: int = 0, tokens: int | None = None) -> tuple[Array, Array]:
         """before and after as encodings."""
-        driver, (all_tokens, width, hidden) = self.launcher.card.driver, self.sizes
+        all_tokens, width, hidden = self.sizes
         tokens = all_tokens if tokens is None else tokens
         given = self.given | {"x": self.given["x"][first : first + tokens]}
         made = {name: np.empty((tokens, hidden), np.uint16) for name in ("before", "after")}
-        sizes = {name: array.nbytes for name, array in (given | made).items()}
-        memory = {name: driver.mem_alloc(size + GUARD) for name, size in sizes.items()}
-        for name, address in memory.items():
-            driver.memset_d8(address, 0xFF, sizes[name] + GUARD)
-        for name, array in given.items():
-            driver.memcpy_htod(memory[name], np.ascontiguousarray(array))
-        at: dict[str, Any] = {name: int(address) for name, address in memory.items()}
-        if not self.bias:
-            at["bias"] = 0
-        HopperActivation(self.launcher, self.dtype).forward((tokens, width, hidden), **at, relu=self.relu)
-        self.launcher.synchronise()
-        for name, address in memory.items():
-            guard = np.empty(GUARD, np.uint8)
-            driver.memcpy_dtoh(guard, int(address) + sizes[name])
-            assert guard.min() == 0xFF, f"written behind {name}"
-            if name in made:
-                driver.memcpy_dtoh(made[name], address)
-            address.free()
+        with guarded(self.launcher, given, made) as at:
+            if not self.bias:
+                at["bias"] = 0
+            HopperActivation(self.launcher, self.dtype).forward((tokens, width, hidden), **at, relu=self.relu)
         return made["before"], made["after"]
 
     def expected(self, before: Array) -> tuple[Array, Array]:

@@ -3,30 +3,18 @@
 Elsewhere their place is taken by NumPy (fake_card.py); that they compile is shown by test_compile.py.
 """
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 
-from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
 from engine.backends.cuda.layout import VALUES
 from engine.backends.cuda.mixed.flash import Heads, Places
-from engine.backends.cuda.mixed.hopper_attention import HopperAttention, decision_mask, numbers_bytes, serves
+from engine.backends.cuda.mixed.hopper_attention import HopperAttention, decision_mask, numbers_bytes
 from tests.cuda.attention_reference import attention, kept_pairs, philox
 from tests.cuda.fake_card import Array, narrow, wide
+from tests.cuda.guarded import guarded
 
 KEY, STEP, SITE, FIRST_ROW = (0x89ABCDEF, 0x01234567), 11, 3, 5
-GUARD = 4096  # bytes behind every result
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    card = Card()
-    if not serves(card.capability):
-        pytest.skip("the kernels are for compute capability 9.0")
-    yield Launcher(card)
 
 
 class Call:
@@ -42,33 +30,18 @@ class Call:
 
     def results(self) -> tuple[Array, Array, Array]:
         """y and dqkv, widened, and stats."""
-        driver, heads, rows = self.launcher.card.driver, self.heads, self.rows
+        heads, rows = self.heads, self.rows
         values = np.zeros(1, VALUES)
         values["key"], values["step"] = KEY, STEP
         stats = np.empty((rows, heads.heads, heads.context), np.float32)
         y, dqkv = np.empty_like(self.dy), np.empty_like(self.qkv)
         given: dict[str, Array] = {"qkv": self.qkv, "dy": self.dy, "values": values}
         made: dict[str, Array] = {"y": y, "stats": stats, "dqkv": dqkv}
-        sizes = {name: array.nbytes for name, array in (given | made).items()}
-        sizes["workspace"] = numbers_bytes(heads, rows)
-        memory = {name: driver.mem_alloc(size + GUARD) for name, size in sizes.items()}
-        for name, address in memory.items():
-            driver.memset_d8(address, 0xFF, sizes[name] + GUARD)
-        for name, array in given.items():
-            driver.memcpy_htod(memory[name], array)
-        at: dict[str, Any] = {name: int(address) for name, address in memory.items()}
-        places = Places(**at, first_row=FIRST_ROW, mask=self.mask)
-        own = HopperAttention(self.launcher, self.dtype)
-        own.forward(heads, rows, places)
-        own.backward(heads, rows, places)
-        self.launcher.synchronise()
-        for name, array in made.items():
-            driver.memcpy_dtoh(array, memory[name])
-        for name, address in memory.items():
-            guard = np.empty(GUARD, np.uint8)
-            driver.memcpy_dtoh(guard, int(address) + sizes[name])
-            assert guard.min() == 0xFF, f"written behind {name}"
-            address.free()
+        with guarded(self.launcher, given, made, {"workspace": numbers_bytes(heads, rows)}) as at:
+            places = Places(**at, first_row=FIRST_ROW, mask=self.mask)
+            own = HopperAttention(self.launcher, self.dtype)
+            own.forward(heads, rows, places)
+            own.backward(heads, rows, places)
         return wide(y, self.dtype), stats, wide(dqkv, self.dtype)
 
     def expected(self) -> tuple[Array, Array, Array]:

@@ -3,17 +3,13 @@
 Elsewhere its place is taken by NumPy (fake_card.py); that it compiles is shown by test_compile.py.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
 from engine.backends.cuda.mixed import weight_gradients
-from engine.backends.cuda.mixed.hopper_attention import serves
 from engine.backends.cuda.mixed.products import Matrix
 from engine.backends.cuda.mixed.weight_gradients import (
     LARGE,
@@ -26,8 +22,7 @@ from engine.backends.cuda.mixed.weight_gradients import (
     chains_of,
 )
 from tests.cuda.fake_card import Array, narrow, wide
-
-GUARD = 4096  # bytes behind the result
+from tests.cuda.guarded import guarded
 
 
 def gradient(rows: int, columns: int) -> Gradient:
@@ -60,14 +55,6 @@ def test_a_tile_fits_into_shared_memory(form: Form, chains: int) -> None:
     assert form.blocks * (form.shared(chains) + 2048) <= 228 << 10
 
 
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    card = Card()
-    if not serves(card.capability):
-        pytest.skip("the kernel is for compute capability 9.0")
-    yield Launcher(card)
-
-
 class Call:
     """Gradients on the card, of shapes (rows, columns), from matrices whose lines are whole in groups of 8; they stand
     in memory that held NaN."""
@@ -89,36 +76,27 @@ class Call:
 
     def results(self, at_once: int, times: int = 1) -> list[Array]:
         """Taking `at_once` shards in a call, all of them `times` times, the second time added to the first."""
-        driver, taken = self.launcher.card.driver, self.taken
-        given = [[driver.mem_alloc(a.nbytes) for a in pair] for pair in self.given]
-        outs = [driver.mem_alloc(4 * rows * columns + GUARD) for rows, columns in self.shapes]
-        for places, pair in zip(given, self.given, strict=True):
-            for place, array in zip(places, pair, strict=True):
-                driver.memcpy_htod(place, array)
-        for out, (rows, columns) in zip(outs, self.shapes, strict=True):
-            driver.memset_d8(out, 0xFF, 4 * rows * columns + GUARD)
-        for call in range(times * (taken.shards // at_once)):
-            first = call % (taken.shards // at_once) * at_once * taken.tokens
-            gradients = [
-                Gradient(*shape, *self._matrices(places, shape, first), int(out))
-                for shape, places, out in zip(self.shapes, given, outs, strict=True)
-            ]
-            self.compute(gradients, replace(taken, shards=at_once, adds=call > 0))
-        self.launcher.synchronise()
-        results = [np.empty(shape, np.float32) for shape in self.shapes]
-        guard = np.empty(GUARD, np.uint8)
-        for out, result in zip(outs, results, strict=True):
-            driver.memcpy_dtoh(result, out)
-            driver.memcpy_dtoh(guard, int(out) + result.nbytes)
-            assert guard.min() == 0xFF, "written behind a gradient"
-        for place in (*outs, *(place for places in given for place in places)):
-            place.free()
+        taken, results = self.taken, [np.empty(shape, np.float32) for shape in self.shapes]
+        given = {
+            f"{name}{i}": array for i, pair in enumerate(self.given) for name, array in zip("yx", pair, strict=True)
+        }
+        made = {f"out{i}": result for i, result in enumerate(results)}
+        with guarded(self.launcher, given, made) as at:
+            for call in range(times * (taken.shards // at_once)):
+                first = call % (taken.shards // at_once) * at_once * taken.tokens
+                gradients = [
+                    Gradient(
+                        *shape,
+                        *(
+                            Matrix(at[f"{name}{i}"] + 2 * first * stride(width), self.dtype, stride(width))
+                            for name, width in zip("yx", shape, strict=True)
+                        ),
+                        at[f"out{i}"],
+                    )
+                    for i, shape in enumerate(self.shapes)
+                ]
+                self.compute(gradients, replace(taken, shards=at_once, adds=call > 0))
         return results
-
-    def _matrices(self, places: list[Any], shape: tuple[int, int], first: int) -> Iterator[Matrix]:
-        """From token `first` on."""
-        for place, width in zip(places, shape, strict=True):
-            yield Matrix(int(place) + 2 * first * stride(width), self.dtype, stride(width))
 
 
 def stride(width: int) -> int:

@@ -13,6 +13,7 @@ from engine.backends.cuda.card import Card
 from engine.backends.cuda.mixed.flash import Flash
 from engine.backends.cuda.mixed.hopper_activation import HopperActivation
 from engine.backends.cuda.mixed.hopper_attention import HopperAttention, serves
+from engine.backends.cuda.mixed.joining import join
 from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.backends.cuda.mixed.products import WORKSPACE, Products
 from engine.backends.cuda.mixed.run import MixedRun
@@ -106,13 +107,13 @@ class MixedBackend(CudaBackend):
     def _add_gradients(self, right: int, left: int) -> None:
         self._add(self.address(f"gradients{right}"), self.address(f"gradients{left}"), self.plan.flat_elements)
         if self._head_apart:
-            self._add(self._head_gradient(right), self._head_gradient(left), self._head_elements)
+            self._add(self.head_gradient(right), self.head_gradient(left), self._head_elements)
 
     def _queue_gradients(self, run: Run) -> int:
         gradients = super()._queue_gradients(run)
         if self._head_apart:
             token = self.address(f"gradients{gradients}") + 4 * self.plan.places["embed.token"]
-            self._add(self._head_gradient(gradients), token, self._head_elements)
+            self._add(self.head_gradient(gradients), token, self._head_elements)
         return gradients
 
     @property
@@ -125,13 +126,13 @@ class MixedBackend(CudaBackend):
     def _head_elements(self) -> int:
         return self.program.spec.vocab * self.program.spec.d_model
 
-    def _head_gradient(self, gradients: int) -> int:
+    def head_gradient(self, gradients: int) -> int:
+        """Of a set, where it stands apart: fp32 [vocab, d]."""
         return self.address("tied") + 4 * gradients * self._head_elements
 
     def _add(self, right: int, left: int, size: int) -> None:
         """Add fp32 [size] at one address to those at another."""
-        grid = (ceiling(size, 4 * THREADS),)
-        self.launcher(self._unit, "k_join_gradients", "PiqqPi", grid, (THREADS,), right, 1, size, size, left, 1)
+        join(self.launcher, self._unit, right, 1, size, left, adds=True)
 
     def _queue_update(self, gradient: int) -> None:
         launch, size = self.launcher, self.plan.flat_elements

@@ -9,7 +9,7 @@ from engine.backends.cuda.tensor_maps import BEFORE_MAPS, matrix_map
 
 ROWS, COLUMNS, DEPTH, BOX = 128, 128, 64, 64  # as in activation_hopper_mixed.cu: of a tile, a stage, a box
 PAIRED = 2  # tiles of a cluster, one above the other
-SUM_ROWS = 64
+SUM_ROWS = 64  # that a part of the bias's gradient is the sum of
 THREADS = 640
 SPARE = 1024  # bytes: tiles are moved to a multiple of it
 

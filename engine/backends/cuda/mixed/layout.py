@@ -42,7 +42,7 @@ class MixedLayout(CudaLayout):
         twin = self.twins[step.operation.name]
         if not self.own_gradients:
             return 2  # gradients of shards that the library leaves to be joined are large
-        return super().lingers(step) + (2 if isinstance(twin, LinearTwin) and twin.waits else 0)
+        return super().lingers(step) + (2 if isinstance(twin, LinearTwin) and twin.is_held else 0)
 
     def twins_of(self, program: Program) -> dict[str, Twin[Any]]:
         return mixed_twins(program, self.train, self._own, self.own_gradients)

@@ -37,6 +37,7 @@ class MixedRun(Run):
         self.sum_table = backend.address("sum_table")
         self._weights16 = backend.address("weights16")
         self._seeds = backend.address("seeds")
+        self._head_gradient = backend.head_gradient
 
     def weight16(self, parameter: str) -> int:
         return self._weights16 + 2 * self._backend.plan.places[parameter]
@@ -62,8 +63,7 @@ class MixedRun(Run):
     def tied(self) -> int:
         """fp32: the head's gradient of a weight that is also the token embedding; by shard, [shards, vocab, d], or the
         current set of [gradient sets, vocab, d] where our own kernel joins shards."""
-        place, spec = self._backend.address("tied"), self._backend.program.spec
-        return place + (4 * self.gradient_set * spec.vocab * spec.d_model if self.weight_gradients else 0)
+        return self._head_gradient(self.gradient_set if self.weight_gradients else 0)
 
     @property
     def token_places(self) -> tuple[int, int]:

@@ -6,9 +6,11 @@ while they are still in the card's cache. Sums over tokens wait for the end of t
 
 from typing import Any, TypeVar
 
+from engine.backends.cuda.mixed import hopper_activation
 from engine.backends.cuda.mixed.eight import EightBitProduct
 from engine.backends.cuda.mixed.flash import SPARE, Heads, Places
 from engine.backends.cuda.mixed.hopper_attention import decision_mask, numbers_bytes
+from engine.backends.cuda.mixed.joining import join
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
 from engine.backends.cuda.mixed.parts import Parts
 from engine.backends.cuda.mixed.run import USUAL_TOKENS, MixedRun
@@ -29,7 +31,7 @@ PLACE_THREADS = 64  # few, so that all multiprocessors take part
 LEAST_NORM_ROWS, MOST_NORM_ROWS = 16, 128
 NORM_PROCESSORS = 128  # that LayerNorm's backward pass fills once while the usual number of tokens is taken
 SUM_ROWS = 128  # as in linear_mixed.cu
-ACTIVATION_ROWS = 64  # as in activation_mixed.cu, activation_hopper_mixed.cu
+ACTIVATION_ROWS = hopper_activation.SUM_ROWS  # as in activation_mixed.cu
 CLASSIFIER_THREADS, CLASSIFIER_COLUMNS = 512, 32  # at most, and aimed at for each
 LONG_CLASSIFIER_THREADS, LONG_CLASSIFIER_COLUMNS = 1024, 8
 CLASSIFIER_SPARE = 2048  # bytes of shared memory that k_classifier has beside the row
@@ -94,12 +96,6 @@ def weight_products(run: MixedRun, gradient: Gradient, out: int) -> None:
             )
 
 
-def join(run: MixedRun, shards: int, size: int, out: int) -> None:
-    """out [size] is (or has added) the tree over shards [shards, size]."""
-    values = (shards, run.shards, size, size, out, int(run.adds))
-    run.launch(run.unit("optimizer"), "k_join_gradients", "PiqqPi", (ceiling(size, 4 * THREADS),), (THREADS,), *values)
-
-
 def weight_gradients(run: MixedRun, *gradients: tuple[Gradient, int]) -> None:
     """Gradients of one or two weights; beside each its shard_gradients."""
     if run.weight_gradients is not None:
@@ -111,7 +107,8 @@ def weight_gradients(run: MixedRun, *gradients: tuple[Gradient, int]) -> None:
             weight_products(run, gradient, gradient.out)
         else:
             weight_products(run, gradient, shards)
-            join(run, shards, gradient.rows * gradient.columns, gradient.out)
+            size = gradient.rows * gradient.columns
+            join(run.launch, run.unit("optimizer"), shards, run.shards, size, gradient.out, run.adds)
 
 
 def shard_gradients(train: TrainSpec, own: bool, shards: int, *shape: int) -> BufferType:
@@ -261,7 +258,7 @@ class LinearTwin(MixedTwin[Linear]):
         self.tied = tied
         self.own = own
         self.joins = not own  # the library leaves gradients of shards, which should not wait long to be joined
-        self.waits = own and ends_branch  # for the linear layer two steps later, that of queries, keys and values
+        self.is_held = own and ends_branch  # for the linear layer two steps later, that of queries, keys and values
         self.eight = eight
 
     def derived(self, operation: Linear, tier: str) -> dict[str, BufferType]:
@@ -309,7 +306,7 @@ class LinearTwin(MixedTwin[Linear]):
         # kernel two at a time: it then has enough to do, and the side stream fewer launches one after another.
         out = run.tied if self.tied else run.parameter_gradient(operation.parameters["weight"])
         gradient = Gradient(wide, deep, run.narrow(dy, stride), run.narrow(x, deep), out)
-        if self.waits:
+        if self.is_held:
             run.held.append(gradient)
         else:
             self._weight_gradient(run, operation, gradient)

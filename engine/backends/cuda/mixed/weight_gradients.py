@@ -93,7 +93,7 @@ def chains_of(shapes: Shapes, shards: int) -> int:
     return chains
 
 
-def unit_of(dtype: str, form: Form, chains: int) -> Unit:
+def kernel_unit(dtype: str, form: Form, chains: int) -> Unit:
     macros = {"GROUPS": form.groups, "COLUMNS": form.columns, "STAGES": form.stages, "BLOCKS": form.blocks}
     return Unit("weight_gradient_mixed", {"HALF_BF16": int(dtype == "bfloat16"), "CHAINS": chains, **macros})
 
@@ -114,7 +114,7 @@ class WeightGradients:
         first, last = gradients[0], gradients[-1]
         maps = [map for g in (first, last) for map in _maps(g, taken)]
         self._launch(
-            unit_of(first.dy.dtype, form, chains),
+            kernel_unit(first.dy.dtype, form, chains),
             "k_weight_gradient",
             BEFORE_MAPS + 4 * "128s" + "Pii" + "Pii" + "i" + "iiii",
             (PAIRED * sum(form.pairs(g.rows, g.columns) for g in gradients), chains),
@@ -128,12 +128,9 @@ class WeightGradients:
         )
 
 
-def _maps(gradient: Gradient, taken: Taken) -> tuple[bytes, bytes]:
+def _maps(gradient: Gradient, taken: Taken) -> list[bytes]:
     """Of dy and x."""
-    return tuple(  # type: ignore[return-value]
+    return [
         matrix_map(m.address, m.dtype, (taken.shards, taken.tokens, width), m.stride, (tokens, BOX_COLUMNS))
-        for m, width, tokens in (
-            (gradient.dy, gradient.rows, STEP),
-            (gradient.x, gradient.columns, STEP // PAIRED),
-        )
-    )
+        for m, width, tokens in ((gradient.dy, gradient.rows, STEP), (gradient.x, gradient.columns, STEP // PAIRED))
+    ]
