@@ -50,6 +50,7 @@ __device__ __forceinline__ Eight operator+(Eight a, const Eight &b) {
 }
 
 #define BLOCK_SHARDS 8
+#define AT_ONCE 8 // rows on their way from memory together
 
 // dtoken[id] (+)= the sum of dy (and of `others` where not null) over the tokens of a shard with that id, in ascending
 // order, joined by the tree over shards (a power of two, at most 64). dy [shards, tokens, width], others [shards, vocab,
@@ -70,12 +71,22 @@ k_embed_bwd_token(const int *order, const int2 *spans, int shards, int tokens, i
             int2 span = spans[row];
             if (others) sum = load8(others + row * width + c);
             const int *places = order + shard + span.x;
-#pragma unroll 8
-            for (int n = 0; n < span.y; n++) {
-                int64 at = (shard + places[n]) * width + c;
-                Eight d = load8(dy + at);
-                drop8(d, mask, values, base + at);
-                sum = sum + d;
+            for (int from = 0; from < span.y; from += AT_ONCE) {
+                int64 at[AT_ONCE];
+                uint4 words[AT_ONCE];
+#pragma unroll
+                for (int n = 0; n < AT_ONCE; n++)
+                    if (from + n < span.y) at[n] = (shard + places[from + n]) * width + c;
+#pragma unroll
+                for (int n = 0; n < AT_ONCE; n++)
+                    if (from + n < span.y) words[n] = *(const uint4 *)(dy + at[n]);
+#pragma unroll
+                for (int n = 0; n < AT_ONCE; n++) {
+                    if (from + n >= span.y) break;
+                    Eight d = widened(words[n]);
+                    drop8(d, mask, values, base + at[n]);
+                    sum = sum + d;
+                }
             }
         }
         store8(&sums[warp][8 * lane], sum);
@@ -101,18 +112,26 @@ extern "C" __global__ void k_embed_bwd_position(int shards, int tokens, int cont
                                                 int add) {
     int i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= context * width) return;
-    Eight pending[7];
-    int depth = 0;
-    for (int s = 0; s < shards; s++) {
-        Eight sum = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
-        for (int row = 0; row < tokens / context; row++) {
-            int64 at = (int64)s * tokens * width + (int64)row * context * width + i;
-            Eight d = load8(dy + at);
-            drop8(d, mask, values, base + at);
+    const Eight zeros = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
+    Eight pending[7], sum = zeros;
+    int depth = 0, shard_rows = tokens / context, rows = shards * shard_rows;
+    int64 row = (int64)context * width;
+    for (int first = 0, s = 0, left = shard_rows; first < rows; first += AT_ONCE) {
+        uint4 words[AT_ONCE];
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++)
+            if (first + n < rows) words[n] = *(const uint4 *)(dy + (first + n) * row + i);
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
+            if (first + n >= rows) break;
+            Eight d = widened(words[n]);
+            drop8(d, mask, values, base + (first + n) * row + i);
             sum = sum + d;
+            if (--left) continue;
+            for (int m = s; m & 1; m >>= 1) sum = pending[--depth] + sum;
+            pending[depth++] = sum;
+            sum = zeros, left = shard_rows, s++;
         }
-        for (int n = s; n & 1; n >>= 1) sum = pending[--depth] + sum;
-        pending[depth++] = sum;
     }
     store8(dposition + i, add ? load8(dposition + i) + pending[0] : pending[0]);
 }

@@ -46,7 +46,7 @@ k_combine(const float *parts, const Summed *table, int shards, float *out, int a
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (shard < shards && inside) {
             const float *columns = parts + row.parts + (int64)shard * row.blocks * row.stride + 4 * lane;
-#pragma unroll 4
+#pragma unroll 8
             for (int b = part; b < row.blocks; b += PARTS) sum = sum + __ldcs((const float4 *)(columns + (int64)b * row.stride));
         }
         sums[threadIdx.z][part][lane] = sum;

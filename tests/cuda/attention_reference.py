@@ -1,9 +1,11 @@
-"""Causal attention of one head in float64, and which pairs the tier prod's own kernels keep."""
+"""Causal attention of one head in float64, and what the tier prod's own kernels keep of it and of other tensors."""
 
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from engine.backends.cuda.run import MaskArguments
 
 Array = npt.NDArray[Any]
 LOW_HALF = 0xFFFFFFFF
@@ -47,3 +49,12 @@ def kept_pairs(key: tuple[int, int], step: int, site: int, threshold: int, head:
     decision = np.where(k // 8 % 2 == 1, chosen >> 16, chosen & 0xFFFF)
     found: Array = decision >= threshold
     return found
+
+
+def dropped(x: Array, mask: MaskArguments, key: tuple[int, int], step: int, first: int) -> Array:
+    """x through dropout, its elements those from number `first` (a multiple of 4) on."""
+    site, threshold, factor = mask
+    blocks = np.arange(first // 4, (first + x.size) // 4, dtype=np.uint64)
+    constant = np.full_like(blocks, site), np.full_like(blocks, step)
+    words = philox(np.stack([blocks, np.zeros_like(blocks), *constant]), key).T.reshape(x.shape)
+    return np.where(words >= threshold, x * factor, 0.0)

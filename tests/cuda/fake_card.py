@@ -24,10 +24,11 @@ from engine.backends.cuda.layout import VALUES
 from engine.backends.cuda.mixed.flash import Heads, Places
 from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS
 from engine.backends.cuda.mixed.hopper_attention import OWN_KERNELS, numbers_bytes
+from engine.backends.cuda.mixed.hopper_norm import Product
 from engine.backends.cuda.mixed.products import E4M3, SIZES, Matrix, Products, Shape
 from engine.backends.cuda.mixed.weight_gradients import Gradient, Taken
 from engine.backends.cuda.sources import Unit
-from tests.cuda.attention_reference import attention, kept_pairs
+from tests.cuda.attention_reference import attention, dropped, kept_pairs
 from tests.cuda.emulation import Emulated
 
 Array = npt.NDArray[Any]
@@ -422,6 +423,48 @@ class FakeHopperActivation:
             memory(parts, np.float32, sums.size)[:] = sums.reshape(-1)
 
 
+class FakeHopperNorm:
+    """In float64, but for what is narrowed on the way."""
+
+    def __init__(self, launch: Launcher, dtype: str) -> None:
+        self.dtype = dtype
+
+    def _halves(self, address: int, rows: int, columns: int) -> Array:
+        return wide(np.ascontiguousarray(lines(address, rows, columns, columns, self.dtype)), self.dtype)
+
+    @np.errstate(all="ignore")
+    def __call__(
+        self,
+        sizes: tuple[int, int],
+        product: Product,
+        branch_bias: int,
+        x: int,
+        parameters: tuple[int, int],
+        sum: int,
+        y: int,
+        mean: int,
+        rstd: int,
+        dropout: tuple[int, int, int, float, int],
+    ) -> None:
+        (tokens, width), (first, *mask, at) = sizes, dropout
+        left, right = (self._halves(a, n, product.depth) for a, n in ((product.left, tokens), (product.weight, width)))
+        branch = wide(narrow(np.stack([row @ right.T for row in left]), self.dtype), self.dtype)
+        gain, bias, added = (memory(a, np.float32, width) if a else None for a in (*parameters, branch_bias))
+        branch = branch + (0 if added is None else added)
+        if mask[1]:
+            (values,) = memory(at, VALUES, 1)
+            key = (int(values["key"][0]), int(values["key"][1]))
+            branch = dropped(branch, (mask[0], mask[1], mask[2]), key, int(values["step"]), first)
+        lines(sum, tokens, width, width, self.dtype)[:] = narrow(self._halves(x, *sizes) + branch, self.dtype)
+        total = self._halves(sum, *sizes)
+        means, rstds = total.mean(1), 1 / np.sqrt(total.var(1) + 1e-5)
+        memory(mean, np.float32, tokens)[:], memory(rstd, np.float32, tokens)[:] = means, rstds
+        normalised = (total - means[:, None]) * rstds[:, None]
+        if gain is not None:
+            normalised = normalised * gain + bias
+        lines(y, tokens, width, width, self.dtype)[:] = narrow(normalised, self.dtype)
+
+
 def install(monkeypatch: pytest.MonkeyPatch, capability: int = 90) -> None:
     """Let device cuda be this card."""
     backends = "engine.backends.cuda"
@@ -435,3 +478,4 @@ def install(monkeypatch: pytest.MonkeyPatch, capability: int = 90) -> None:
     monkeypatch.setattr(f"{backends}.mixed.backend.Flash", FakeFlash)
     monkeypatch.setattr(f"{backends}.mixed.backend.HopperAttention", FakeHopperAttention)
     monkeypatch.setattr(f"{backends}.mixed.backend.HopperActivation", FakeHopperActivation)
+    monkeypatch.setattr(f"{backends}.mixed.backend.HopperNorm", FakeHopperNorm)

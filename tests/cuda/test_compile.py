@@ -3,7 +3,7 @@
 import pytest
 
 from engine.backends.cuda import compiler
-from engine.backends.cuda.mixed import hopper_activation, weight_gradients
+from engine.backends.cuda.mixed import hopper_activation, hopper_norm, weight_gradients
 from engine.backends.cuda.mixed.hopper_attention import SHAPES, kernels_unit
 from engine.backends.cuda.mixed.weight_gradients import LARGE, MOST_CHAINS, SMALL, Form
 from engine.backends.cuda.sources import UNITS, Unit, constants, headers, source
@@ -39,6 +39,7 @@ def test_units_of_the_tier_prod_compile(unit: str, bf16: int, capability: int) -
     made = {
         "attention_hopper_mixed": kernels_unit(dtype, 64, dropout=False),
         "activation_hopper_mixed": hopper_activation.kernel_unit(dtype, False, True, hopper_activation.DEEP),
+        "norm_hopper_mixed": hopper_norm.kernel_unit(dtype, 256),
         "weight_gradient_mixed": weight_gradients.kernel_unit(dtype, SMALL, 1),
         "layernorm_mixed": Unit("layernorm_mixed", {"HALF_BF16": bf16, "WIDTH": 768}),
     }
@@ -51,6 +52,13 @@ def test_units_of_the_tier_prod_compile(unit: str, bf16: int, capability: int) -
 def test_gradients_of_weights_compile(form: Form, chains: int) -> None:
     code = compiler.compile_unit(weight_gradients.kernel_unit("bfloat16", form, chains), compiler.HOPPER)
     assert b"k_weight_gradient" in code
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", hopper_norm.STAGES)
+def test_ends_of_branches_compile(width: int) -> None:
+    code = compiler.compile_unit(hopper_norm.kernel_unit("bfloat16", width), compiler.HOPPER)
+    assert b"k_product_norm" in code
 
 
 @needs_compiler

@@ -25,6 +25,8 @@ Specs = tuple[ModelSpec, TrainSpec]
 
 ON_A_CARD: dict[str, Any] = {"d_model": 64, "heads": 2, "hidden": 136, "context": 48, "vocab": 101, "layers": 2}
 EMULATED: dict[str, Any] = {"d_model": 16, "heads": 2, "hidden": 24, "context": 8, "vocab": 11, "layers": 2}
+# Where our own kernel computes the ends of branches, with LayerNorm.
+NORMS_WITH_PRODUCTS: dict[str, Any] = {"d_model": 128, "heads": 2, "hidden": 72, "context": 64}
 sizes: dict[str, Any] = {}  # of the machine that the test runs on
 
 
@@ -53,6 +55,9 @@ CASES: dict[str, Callable[[], Specs]] = {
     "whole vocabulary": lambda: (small(vocab=128), train()),
     "wide": lambda: (small(d_model=520, heads=5, hidden=1032, layers=1), train()),
     "wide heads": lambda: (small(d_model=256, heads=2, layers=1), train()),
+    "norms with products": lambda: (
+        small(**NORMS_WITH_PRODUCTS), train(batch=4, shards=4),
+    ),
     "shards of whole blocks": lambda: (small(context=64), train(batch=4, shards=4)),
     "shards of whole blocks, no biases": lambda: (small(context=64, linear_bias=False), train(batch=4, shards=4)),
 }  # fmt: skip
@@ -61,7 +66,12 @@ CASES: dict[str, Callable[[], Specs]] = {
 PLAIN_AND_DROPOUT = pytest.mark.parametrize(
     "changes", [pytest.param({}, marks=pytest.mark.slow), {"dropout": 0.1}], ids=["plain", "dropout"]
 )
-QUICK = ("tied", "untied, no biases, relu", "shards of whole blocks")  # the others take long in the emulator
+QUICK = (
+    "tied",
+    "untied, no biases, relu",
+    "norms with products",
+    "shards of whole blocks",
+)  # the others take long in the emulator
 
 
 def trainer(spec: ModelSpec, recipe: TrainSpec, precision: Precision | None = "bf16", recompute: int = 0) -> Trainer:
@@ -122,9 +132,12 @@ def test_packing_of_shards_moves_no_bit(changes: dict[str, object], monkeypatch:
     assert found[0] == found[1] == found[2]
 
 
-def test_packing_moves_no_bit_where_blocks_of_tokens_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There our own product takes the rows of all shards at once, with the activation's derivative."""
-    spec, recipe = small(context=64), train(batch=4, shards=4)
+@pytest.mark.parametrize("changes", [{}, NORMS_WITH_PRODUCTS | {"dropout": 0.1}], ids=["plain", "norms with products"])
+def test_packing_moves_no_bit_where_blocks_of_tokens_are_whole(
+    changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There our own products take the rows of all shards at once, with the activation's derivative, with LayerNorm."""
+    spec, recipe = small(**({"context": 64} | changes)), train(batch=4, shards=4)
     found = []
     for tokens in (32768, 128, 64):
         monkeypatch.setattr(MixedLayout, "tokens_at_once", tokens)
@@ -195,6 +208,12 @@ def test_dropout_drops() -> None:
 def test_recomputed_blocks_move_no_bit(changes: dict[str, object]) -> None:
     spec, recipe = small(layers=3, **changes), train(batch=8, shards=4)
     found = [digests(trainer(spec, recipe, recompute=count), 3) for count in (0, 2, 3)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_recomputed_blocks_move_no_bit_where_norms_are_computed_with_products() -> None:
+    spec, recipe = small(layers=3, dropout=0.1, **NORMS_WITH_PRODUCTS), train(batch=4, shards=4)
+    found = [digests(trainer(spec, recipe, recompute=count), 2) for count in (0, 2, 3)]
     assert found[0] == found[1] == found[2]
 
 

@@ -34,8 +34,9 @@ def cuda_plan(
         raise SpecError(f"device cuda takes model.context up to {LONGEST_CONTEXT}, found {spec.context}")
     recompute = sum(1 for step in program.backward if step.again)
     if train.precision is not None:
-        program = mixed_program(program, train.precision, recompute)
-        layout: CudaLayout = MixedLayout(program, train, tier, serves(capability))
+        own = serves(capability)
+        program = mixed_program(program, train.precision, recompute, own)
+        layout: CudaLayout = MixedLayout(program, train, tier, own)
         return program, make_plan(program, train, tier, layout.threads, layout), layout
     if spec.attention == "stored":
         program = build_program(spec.model_copy(update={"attention": "tiled"}), recompute)

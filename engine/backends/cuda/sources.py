@@ -29,6 +29,7 @@ UNITS = {
     "linear_quantise": "operations/linear_quantise.cu",
     "loss": "operations/loss.cu",
     "loss_mixed": "operations/loss_mixed.cu",
+    "norm_hopper_mixed": "operations/norm_hopper_mixed.cu",
     "residual_add": "operations/residual_add.cu",
     "weight_gradient_mixed": "operations/weight_gradient_mixed.cu",
     "optimizer": "optimizer.cu",

@@ -13,6 +13,7 @@ from engine.backends.cuda.card import Card
 from engine.backends.cuda.mixed.flash import Flash
 from engine.backends.cuda.mixed.hopper_activation import HopperActivation
 from engine.backends.cuda.mixed.hopper_attention import HopperAttention, serves
+from engine.backends.cuda.mixed.hopper_norm import HopperNorm
 from engine.backends.cuda.mixed.joining import join
 from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.backends.cuda.mixed.products import WORKSPACE, Products
@@ -52,9 +53,11 @@ class MixedBackend(CudaBackend):
         self.weight_gradients = WeightGradients(self.launcher) if layout.own_gradients else None
         self.attention: Flash | HopperAttention
         self.activation: HopperActivation | None = None
+        self.norm: HopperNorm | None = None
         if serves(card.capability):
             self.attention = HopperAttention(self.launcher, HALF_DTYPES[precision])
             self.activation = HopperActivation(self.launcher, HALF_DTYPES[precision])
+            self.norm = HopperNorm(self.launcher, HALF_DTYPES[precision])
         else:
             self.attention = Flash(main, precision)
         self._choices: dict[str, str] = {}  # of the products of a training step

@@ -28,7 +28,8 @@ class Joined(Operation):
 class ResidualNorm(Joined):
     """sum = x + dropout(branch), in the place of branch; y = LayerNorm(sum), with mean and rstd [B, T] fp32.
 
-    branch_bias: the bias parameter that was added to the branch last; its gradient is summed here on the way.
+    branch_bias: the bias parameter that was added to the branch last; its gradient is summed here on the way. Where
+    there is an input `operand`, the product of it at the end of the branch is computed here too.
     """
 
     width: int
@@ -38,6 +39,7 @@ class ResidualNorm(Joined):
 
     kind: ClassVar[str] = "residual_norm"
     kept: ClassVar[frozenset[str]] = frozenset({"sum", "mean", "rstd"})
+    constant: ClassVar[frozenset[str]] = frozenset({"operand"})  # its gradient is that of the operation before
     forward_in_place: ClassVar[Mapping[str, str]] = {"sum": "branch"}
 
     @property

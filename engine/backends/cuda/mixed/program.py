@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from engine.backends.cuda.mixed.hopper_norm import serves_width
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
 from engine.errors import SpecError
 from engine.operations.activation import Activation
@@ -56,11 +57,15 @@ class _Cursor:
         return len(following) == len(kinds) and all(isinstance(o, k) for o, k in zip(following, kinds, strict=True))
 
 
-def mixed_program(program: Program, precision: Precision, recompute: int = 0) -> Program:
-    """The same model, parameters and places of random numbers; raises SpecError where widths do not suit."""
+def mixed_program(program: Program, precision: Precision, recompute: int = 0, own: bool = False) -> Program:
+    """The same model, parameters and places of random numbers; raises SpecError where widths do not suit.
+
+    own: whether our own kernels serve, which take some products together with the LayerNorm after them.
+    """
     spec = program.spec
     check_widths(spec, precision)
     half = HALF_DTYPES[precision]
+    with_product = own and serves_width(spec.d_model) and precision != "fp8"
     tensors = {name: _narrow(type, half) for name, type in program.tensors.items()}
     joined: list[Operation] = []
     cursor = _Cursor(program.operations)
@@ -70,7 +75,7 @@ def mixed_program(program: Program, precision: Precision, recompute: int = 0) ->
             activation, down = cursor.take(), cursor.take()
             operation = _mlp(operation, activation, down)
         elif isinstance(operation, ResidualAdd) and cursor.next_is(LayerNorm):
-            operation = _residual_norm(operation, cursor.take(), joined[-1])
+            operation = _residual_norm(operation, cursor.take(), joined[-1], with_product)
         elif isinstance(operation, Attention):
             operation = _attention(operation, tensors)
         elif isinstance(operation, Loss):
@@ -105,13 +110,14 @@ def _mlp(up: Linear, activation: Operation, down: Operation) -> Mlp:
     )
 
 
-def _residual_norm(residual: ResidualAdd, norm: Operation, before: Operation) -> ResidualNorm:
+def _residual_norm(residual: ResidualAdd, norm: Operation, before: Operation, with_product: bool) -> ResidualNorm:
     assert isinstance(norm, LayerNorm)
+    operand = {"operand": before.outputs["after"] if isinstance(before, Mlp) else before.inputs["x"]}
     bias = before.parameters.get("down_bias") or before.parameters.get("bias")
     return ResidualNorm(
         name=residual.name,
         index=0,
-        inputs=residual.inputs,
+        inputs={**residual.inputs, **(operand if with_product else {})},
         outputs={"sum": residual.outputs["y"], **norm.outputs},
         parameters=norm.parameters,
         width=norm.width,

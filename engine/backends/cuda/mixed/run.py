@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from engine.backends.cuda.mixed.flash import Flash
 from engine.backends.cuda.mixed.hopper_attention import HopperAttention
+from engine.backends.cuda.mixed.hopper_norm import Product
 from engine.backends.cuda.mixed.parts import SumPlaces
 from engine.backends.cuda.mixed.products import Matrix, Products
 from engine.backends.cuda.mixed.weight_gradients import Gradient
@@ -26,6 +27,8 @@ class MixedRun(Run):
         self.products: Products = backend.products
         self.weight_gradients = backend.weight_gradients
         self.held: list[Gradient] = []  # that wait to be computed together with the next
+        self.norm = backend.norm
+        self.left: dict[str, Product] = {}  # by what each makes: it is left to the LayerNorm that follows
         self.attention: Flash | HopperAttention = backend.attention
         self.activation = backend.activation
         self.half = HALF_DTYPES[backend.precision]

@@ -10,6 +10,7 @@ from engine.backends.cuda.mixed import hopper_activation
 from engine.backends.cuda.mixed.eight import EightBitProduct
 from engine.backends.cuda.mixed.flash import SPARE, Heads, Places
 from engine.backends.cuda.mixed.hopper_attention import decision_mask, numbers_bytes
+from engine.backends.cuda.mixed.hopper_norm import Product
 from engine.backends.cuda.mixed.joining import join
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
 from engine.backends.cuda.mixed.parts import Parts
@@ -154,8 +155,8 @@ class EmbedTwin(MixedTwin[Embed]):
                 unit,
                 "k_embed_bwd_position",
                 f"iiiiPq{MASK}PPi",
-                eights(context * width),
-                (THREADS,),
+                (ceiling(context * width, 8 * PLACE_THREADS),),
+                (PLACE_THREADS,),
                 *(run.shards, tokens, context, width, dy, *mask, position, int(run.adds)),
             )
             combine(run)  # the embedding comes last
@@ -182,14 +183,27 @@ class NormTwin(MixedTwin[Any]):
         outputs = (*(operation.parameters.get(r) for r in ("gain", "bias")), branch_bias)
         return Parts(ceiling(tokens, self.rows), operation.width, outputs) if any(outputs) else None
 
-    def _mask(self, run: MixedRun, operation: Any) -> tuple[Any, ...]:
+    def _mask(self, run: MixedRun, operation: Any) -> tuple[int, int, int, float, int]:
         base = run.first_row * run.sizes.context * operation.width
         if isinstance(operation, ResidualNorm):
             return (base, *run.mask(operation.probability, operation.site), run.values)
         return (base, *run.mask(0.0, 0), run.values)
 
+    def _forward_with_product(self, run: MixedRun, operation: ResidualNorm, product: Product) -> None:
+        """Of the branch only the operand of its last product is there."""
+        assert run.norm is not None
+        gain, bias = (run.parameter(operation.parameters[r]) if operation.parameters else 0 for r in ("gain", "bias"))
+        branch_bias = run.parameter(operation.branch_bias) if operation.branch_bias else 0
+        x = run.tensor(operation.inputs["x"])
+        total, y, mean, rstd = (run.tensor(operation.outputs[role]) for role in ("sum", "y", "mean", "rstd"))
+        sizes, mask = (run.tokens, operation.width), self._mask(run, operation)
+        run.norm(sizes, product, branch_bias, x, (gain, bias), total, y, mean, rstd, mask)
+
     def forward(self, run: Run, operation: Any) -> None:
         run = mixed(run)
+        if "operand" in operation.inputs:
+            self._forward_with_product(run, operation, run.left.pop(operation.inputs["branch"]))
+            return
         gain, bias = (run.parameter(operation.parameters[r]) if operation.parameters else 0 for r in ("gain", "bias"))
         joined = isinstance(operation, ResidualNorm)
         branch = run.tensor(operation.inputs["branch"]) if joined else 0
@@ -238,7 +252,8 @@ class LinearTwin(MixedTwin[Linear]):
     padded: columns of the result in memory, where they are more than the layer's width. sums_bias: whether the bias's
     gradient is summed here. ends_branch: whether the result is a branch of a residual sum, whose gradient stands where
     that of the sum's other part does. tied: whether its weight is the token embedding. own: whether our own kernel
-    computes the weight's gradient. eight: the forward product in fp8.
+    computes the weight's gradient. eight: the forward product in fp8. leaves_product: whether the residual sum that
+    follows computes the forward product too.
     """
 
     def __init__(
@@ -250,6 +265,7 @@ class LinearTwin(MixedTwin[Linear]):
         tied: bool,
         own: bool,
         eight: EightBitProduct | None,
+        leaves_product: bool,
     ) -> None:
         self.train = train
         self.padded = padded
@@ -260,6 +276,7 @@ class LinearTwin(MixedTwin[Linear]):
         self.joins = not own  # the library leaves gradients of shards, which should not wait long to be joined
         self.is_held = own and ends_branch  # for the linear layer two steps later, that of queries, keys and values
         self.eight = eight
+        self.leaves_product = leaves_product
 
     def derived(self, operation: Linear, tier: str) -> dict[str, BufferType]:
         return self.eight.derived() if self.eight else {}
@@ -286,6 +303,10 @@ class LinearTwin(MixedTwin[Linear]):
         if self.eight:
             x, y = run.tensor(operation.inputs["x"]), run.tensor(operation.outputs["y"])
             self.eight.forward(run, operation, x, y)
+            return
+        if self.leaves_product:
+            weight = run.weight16(operation.parameters["weight"])
+            run.left[operation.outputs["y"]] = Product(run.tensor(operation.inputs["x"]), weight, deep)
             return
         run.multiply(
             (run.tokens, self.padded, deep),
@@ -334,13 +355,15 @@ class LinearTwin(MixedTwin[Linear]):
 
 
 class MlpTwin(MixedTwin[Mlp]):
-    """own: as LinearTwin's. eight: the forward products in fp8, first up and then down; empty otherwise."""
+    """own, leaves_product: as LinearTwin's. eight: the forward products in fp8, first up and then down; empty
+    otherwise."""
 
-    def __init__(self, train: TrainSpec, own: bool, eight: tuple[EightBitProduct, ...]) -> None:
+    def __init__(self, train: TrainSpec, own: bool, eight: tuple[EightBitProduct, ...], leaves_product: bool) -> None:
         self.train = train
         self.own = own
         self.joins = not own
         self.eight = eight
+        self.leaves_product = leaves_product
 
     def derived(self, operation: Mlp, tier: str) -> dict[str, BufferType]:
         return {role: type for product in self.eight for role, type in product.derived().items()}
@@ -383,6 +406,9 @@ class MlpTwin(MixedTwin[Mlp]):
             down.forward(run, operation, after, y)
             return
         self._up(run, operation, before, after)
+        if self.leaves_product:
+            run.left[operation.outputs["y"]] = Product(after, run.weight16(parameters["down"]), hidden)
+            return
         bias = run.weight16(parameters["down_bias"]) if "down_bias" in parameters else 0
         run.multiply(
             (run.tokens, width, hidden),
@@ -587,6 +613,9 @@ def _twin(
     program: Program, train: TrainSpec, operation: Operation, summed_elsewhere: set[str | None], own_gradients: bool
 ) -> Twin[Any]:
     eight_bit = train.precision == "fp8"
+    followed_by = {o.inputs["branch"]: o for o in program.operations if isinstance(o, ResidualNorm)}
+    follower = followed_by.get(operation.outputs.get("y", ""))
+    leaves_product = follower is not None and "operand" in follower.inputs
     if isinstance(operation, Embed):
         return EmbedTwin(program.spec.tied and not own_gradients)
     if isinstance(operation, LayerNorm | ResidualNorm):
@@ -600,11 +629,10 @@ def _twin(
         in_a_block = operation.name != program.operations[-2].name  # the head comes before the loss
         eight = EightBitProduct("y", weight, bias, operation.wide, operation.deep) if eight_bit and in_a_block else None
         sums_bias = bias is not None and bias not in summed_elsewhere
-        branches = {o.inputs["branch"] for o in program.operations if isinstance(o, ResidualNorm)}
-        ends_branch = operation.outputs["y"] in branches
-        return LinearTwin(train, width, sums_bias, ends_branch, weight == "embed.token", own_gradients, eight)
+        tied, ends_branch = weight == "embed.token", follower is not None
+        return LinearTwin(train, width, sums_bias, ends_branch, tied, own_gradients, eight, leaves_product)
     if isinstance(operation, Mlp):
-        return MlpTwin(train, own_gradients, _eight_bit_mlp(operation) if eight_bit else ())
+        return MlpTwin(train, own_gradients, _eight_bit_mlp(operation) if eight_bit else (), leaves_product)
     if isinstance(operation, Classifier):
         return ClassifierTwin()
     raise AssertionError(f"{operation.kind} has no half in the tier prod")
