@@ -12,7 +12,8 @@ __device__ __forceinline__ float activated(float x) {
 #if RELU
     return fmaxf(x, 0.0f);
 #else
-    return 0.5f * x * (1.0f + tanh_inside(x));
+    float half = 0.5f * x;
+    return half + half * tanh_inside(x);
 #endif
 }
 

@@ -50,12 +50,13 @@ __device__ __forceinline__ Eight operator+(Eight a, const Eight &b) {
 }
 
 #define BLOCK_SHARDS 8
-#define AT_ONCE 8 // rows on their way from memory together
+#define TOKENS_AT_ONCE 4 // rows on their way from memory together: more need registers that other blocks want
+#define ROWS_AT_ONCE 8
 
 // dtoken[id] (+)= the sum of dy (and of `others` where not null) over the tokens of a shard with that id, in ascending
 // order, joined by the tree over shards (a power of two, at most 64). dy [shards, tokens, width], others [shards, vocab,
 // width]. A warp takes a shard, a lane eight columns. Grid: ids, 256 columns; a block has min(shards, BLOCK_SHARDS) warps.
-extern "C" __global__ void __launch_bounds__(BLOCK_SHARDS *WARP)
+extern "C" __global__ void __launch_bounds__(BLOCK_SHARDS *WARP, 5)
 k_embed_bwd_token(const int *order, const int2 *spans, int shards, int tokens, int vocab, int width, const uint16 *dy,
                   int64 base, Mask mask, const StepValues *values, const float *others, float *dtoken, int add) {
     __shared__ __align__(16) float sums[BLOCK_SHARDS][256];
@@ -64,6 +65,14 @@ k_embed_bwd_token(const int *order, const int2 *spans, int shards, int tokens, i
     bool inside = c < width;
     Eight pending[4];
     int depth = 0;
+    // Most ids of a large vocabulary do not occur.
+    bool occurs = others;
+    for (int s = warp; s < shards; s += warps) occurs |= spans[(int64)s * vocab + id].y > 0;
+    if (!__syncthreads_or(occurs)) {
+        const Eight zeros = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
+        if (warp == 0 && inside && !add) store8(dtoken + (int64)id * width + c, zeros);
+        return;
+    }
     for (int first = 0; first < shards; first += warps) {
         Eight sum = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
         if (inside) {
@@ -71,20 +80,18 @@ k_embed_bwd_token(const int *order, const int2 *spans, int shards, int tokens, i
             int2 span = spans[row];
             if (others) sum = load8(others + row * width + c);
             const int *places = order + shard + span.x;
-            for (int from = 0; from < span.y; from += AT_ONCE) {
-                int64 at[AT_ONCE];
-                uint4 words[AT_ONCE];
+            for (int from = 0; from < span.y; from += TOKENS_AT_ONCE) {
+                int at[TOKENS_AT_ONCE];
+                uint4 words[TOKENS_AT_ONCE];
 #pragma unroll
-                for (int n = 0; n < AT_ONCE; n++)
-                    if (from + n < span.y) at[n] = (shard + places[from + n]) * width + c;
+                for (int n = 0; n < TOKENS_AT_ONCE; n++) at[n] = places[min(from + n, span.y - 1)];
 #pragma unroll
-                for (int n = 0; n < AT_ONCE; n++)
-                    if (from + n < span.y) words[n] = *(const uint4 *)(dy + at[n]);
+                for (int n = 0; n < TOKENS_AT_ONCE; n++) words[n] = *(const uint4 *)(dy + (shard + at[n]) * width + c);
 #pragma unroll
-                for (int n = 0; n < AT_ONCE; n++) {
+                for (int n = 0; n < TOKENS_AT_ONCE; n++) {
                     if (from + n >= span.y) break;
                     Eight d = widened(words[n]);
-                    drop8(d, mask, values, base + at[n]);
+                    drop8(d, mask, values, base + (shard + at[n]) * width + c);
                     sum = sum + d;
                 }
             }
@@ -116,13 +123,13 @@ extern "C" __global__ void k_embed_bwd_position(int shards, int tokens, int cont
     Eight pending[7], sum = zeros;
     int depth = 0, shard_rows = tokens / context, rows = shards * shard_rows;
     int64 row = (int64)context * width;
-    for (int first = 0, s = 0, left = shard_rows; first < rows; first += AT_ONCE) {
-        uint4 words[AT_ONCE];
+    for (int first = 0, s = 0, left = shard_rows; first < rows; first += ROWS_AT_ONCE) {
+        uint4 words[ROWS_AT_ONCE];
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; n++)
+        for (int n = 0; n < ROWS_AT_ONCE; n++)
             if (first + n < rows) words[n] = *(const uint4 *)(dy + (first + n) * row + i);
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; n++) {
+        for (int n = 0; n < ROWS_AT_ONCE; n++) {
             if (first + n >= rows) break;
             Eight d = widened(words[n]);
             drop8(d, mask, values, base + (first + n) * row + i);

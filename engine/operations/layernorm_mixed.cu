@@ -5,11 +5,24 @@
 
 #define EPSILON 1e-5f
 #define VECTORS ((WIDTH / 8 + WARP - 1) / WARP)
-// In the backward pass as many warps share a row, each lane with eight columns, and a block takes several rows at once.
+// In the backward pass a block takes several rows at once. A warp has a whole row where every lane can take as many
+// groups of four columns of it and these are few, else as many warps share it as it has groups of 256 columns.
+#if WIDTH % (4 * WARP) == 0 && WIDTH <= 16 * WARP
+#define PIECES (WIDTH / (4 * WARP)) // groups of columns that a thread has of a row
+#define PIECE 4
+#define ROW_THREADS WARP
+typedef uint2 Words;
+#else
+#define PIECES 1
+#define PIECE 8
 #define ROW_THREADS (VECTORS * WARP)
-#define ROWS_AT_ONCE (VECTORS < 8 ? 8 / VECTORS : 1)
+typedef uint4 Words;
+#endif
+#define OWN (PIECES * PIECE) // columns of a thread
+#define ROWS_AT_ONCE (ROW_THREADS < 8 * WARP ? 8 * WARP / ROW_THREADS : 1)
 #define BACKWARD_THREADS (ROWS_AT_ONCE * ROW_THREADS)
-#define BACKWARD_BLOCKS (768 / BACKWARD_THREADS > 0 ? 768 / BACKWARD_THREADS : 1) // that a multiprocessor holds
+#define PROCESSOR_THREADS (OWN > 8 ? 512 : 768) // that a multiprocessor has registers for
+#define BACKWARD_BLOCKS (PROCESSOR_THREADS / BACKWARD_THREADS > 0 ? PROCESSOR_THREADS / BACKWARD_THREADS : 1)
 
 // A warp takes a row of WIDTH elements and keeps it in registers. Where `branch` is not null: sum = x + dropout(branch), which may take the place of branch; else sum is x.
 extern "C" __global__ void __launch_bounds__(256, VECTORS == 1 ? 8 : VECTORS == 2 ? 5 : VECTORS <= 4 ? 4 : 1)
@@ -64,9 +77,74 @@ k_norm_fwd(const uint16 *x, const uint16 *branch, const float *gain, const float
 
 // A row as one thread of the backward pass sees it.
 struct Row {
-    uint4 sum, dy, dsum;
+    Words sum[PIECES], dy[PIECES], dsum[PIECES];
     float mean, rstd;
 };
+
+struct Own {
+    float x[OWN];
+};
+
+// A thread's piece number i of a row.
+__device__ __forceinline__ int column_of(int i) { return PIECE * (threadIdx.x % ROW_THREADS + ROW_THREADS * i); }
+
+__device__ __forceinline__ void load_words(Words (&words)[PIECES], const uint16 *row) {
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) words[i] = *(const Words *)(row + column_of(i));
+}
+
+__device__ __forceinline__ Own widened(const Words (&words)[PIECES]) {
+    Own own;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const uint32 *w = &words[i].x;
+#pragma unroll
+        for (int j = 0; j < PIECE / 2; j++) {
+            own.x[PIECE * i + 2 * j] = widened((uint16)(w[j] & 0xffff));
+            own.x[PIECE * i + 2 * j + 1] = widened((uint16)(w[j] >> 16));
+        }
+    }
+    return own;
+}
+
+__device__ __forceinline__ void store(uint16 *row, const Own &own) {
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        Words words;
+        uint32 *w = &words.x;
+#pragma unroll
+        for (int j = 0; j < PIECE / 2; j++) w[j] = narrowed(own.x[PIECE * i + 2 * j], own.x[PIECE * i + 2 * j + 1]);
+        *(Words *)(row + column_of(i)) = words;
+    }
+}
+
+__device__ __forceinline__ void store(float *row, const Own &own) {
+#pragma unroll
+    for (int i = 0; i < PIECES; i++)
+#pragma unroll
+        for (int j = 0; j < PIECE; j += 4)
+            *(float4 *)(row + column_of(i) + j) = make_float4(own.x[PIECE * i + j], own.x[PIECE * i + j + 1],
+                                                              own.x[PIECE * i + j + 2], own.x[PIECE * i + j + 3]);
+}
+
+__device__ __forceinline__ Own load(const float *row) {
+    Own own;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) own.x[i] = row[column_of(i / PIECE) + i % PIECE];
+    return own;
+}
+
+// Dropout of a row that begins at element `at`.
+__device__ __forceinline__ void drop(Own &own, const Mask &mask, const StepValues *values, int64 at) {
+    if (!mask.threshold) return;
+#pragma unroll
+    for (int i = 0; i < OWN; i += 4) {
+        uint4 r = random_words4(values, mask.site, (uint64)((at + column_of(i / PIECE) + i % PIECE) / 4));
+        uint32 words[4] = {r.x, r.y, r.z, r.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) own.x[i + j] = dropped(own.x[i + j], words[j], mask.threshold, mask.factor);
+    }
+}
 
 // Sums of a and b over the threads of a row. All threads of a block call it together; `turn` counts the calls.
 __device__ __forceinline__ void row_totals(float &a, float &b, int turn) {
@@ -74,7 +152,7 @@ __device__ __forceinline__ void row_totals(float &a, float &b, int turn) {
         a += __shfl_xor_sync(ALL_LANES, a, apart);
         b += __shfl_xor_sync(ALL_LANES, b, apart);
     }
-#if WIDTH > 8 * WARP
+#if ROW_THREADS > WARP
     // Two places by turns: who writes again has waited for those who read.
     __shared__ float warps[2][ROWS_AT_ONCE * VECTORS][2];
     int warp = threadIdx.x / WARP;
@@ -94,21 +172,22 @@ extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS)
 k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float *gain, const uint16 *dy,
            const uint16 *dsum, uint16 *dx, uint16 *dbranch, int tokens, int block_rows, int64 base, Mask mask,
            const StepValues *values, float *partial) {
-    int line = threadIdx.x / ROW_THREADS, c = 8 * (threadIdx.x % ROW_THREADS);
-    bool inside = c < WIDTH;
-    const Eight zeros = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
-    Eight sums[3] = {zeros, zeros, zeros}, w = {{1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}};
-    if (gain && inside) w = load8(gain + c);
+    int line = threadIdx.x / ROW_THREADS;
+    bool inside = column_of(PIECES - 1) < WIDTH;
+    Own sums[3] = {}, w;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) w.x[i] = 1.0f;
+    if (gain && inside) w = load(gain);
     int first = blockIdx.x * block_rows, last = min(first + block_rows, tokens);
     int64 shard = (int64)blockIdx.y * tokens;
     // The next row is on its way while this one is computed.
     Row next;
     auto fetch = [&](int t) {
         if (!inside || t >= last) return;
-        int64 at = (shard + t) * WIDTH + c;
-        next.sum = *(const uint4 *)(sum + at);
-        next.dy = *(const uint4 *)(dy + at);
-        if (dsum) next.dsum = *(const uint4 *)(dsum + at);
+        int64 at = (shard + t) * WIDTH;
+        load_words(next.sum, sum + at);
+        load_words(next.dy, dy + at);
+        if (dsum) load_words(next.dsum, dsum + at);
         next.mean = mean[shard + t];
         next.rstd = rstd[shard + t];
     };
@@ -120,9 +199,9 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
         fetch(t + ROWS_AT_ONCE);
         float a = 0.0f, b = 0.0f;
         if (mine) {
-            Eight n = widened(row.sum), d = widened(row.dy);
+            Own n = widened(row.sum), d = widened(row.dy);
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
+            for (int j = 0; j < OWN; j++) {
                 float normalised = (n.x[j] - row.mean) * row.rstd;
                 sums[0].x[j] += d.x[j] * normalised;
                 sums[1].x[j] += d.x[j];
@@ -134,33 +213,33 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
         if (!mine) continue;
         a *= 1.0f / WIDTH;
         b *= 1.0f / WIDTH;
-        Eight n = widened(row.sum), d = widened(row.dy);
+        Own n = widened(row.sum), d = widened(row.dy);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
+        for (int j = 0; j < OWN; j++)
             d.x[j] = row.rstd * (d.x[j] * w.x[j] - a - (n.x[j] - row.mean) * row.rstd * b);
         if (dsum) {
-            Eight s = widened(row.dsum);
+            Own s = widened(row.dsum);
 #pragma unroll
-            for (int j = 0; j < 8; j++) d.x[j] += s.x[j];
+            for (int j = 0; j < OWN; j++) d.x[j] += s.x[j];
         }
-        int64 at = (shard + t) * WIDTH + c;
-        store8(dx + at, d);
+        int64 at = (shard + t) * WIDTH;
+        store(dx + at, d);
         if (dbranch) {
-            drop8(d, mask, values, base + at);
-            store8(dbranch + at, d);
+            drop(d, mask, values, base + at);
+            store(dbranch + at, d);
         }
 #pragma unroll
-        for (int j = 0; j < 8; j++) sums[2].x[j] += d.x[j];
+        for (int j = 0; j < OWN; j++) sums[2].x[j] += d.x[j];
     }
     if (!partial) return;
     partial += ((int64)blockIdx.y * gridDim.x + blockIdx.x) * 3 * WIDTH;
-#if WIDTH > 32 * WARP // ROWS_AT_ONCE is 1
+#if ROWS_AT_ONCE == 1
     if (inside)
-        for (int k = 0; k < 3; k++) store8(partial + k * WIDTH + c, sums[k]);
+        for (int k = 0; k < 3; k++) store(partial + k * WIDTH, sums[k]);
 #else
     __shared__ __align__(16) float columns[ROWS_AT_ONCE][3][WIDTH];
     if (inside)
-        for (int k = 0; k < 3; k++) store8(&columns[line][k][c], sums[k]);
+        for (int k = 0; k < 3; k++) store(columns[line][k], sums[k]);
     __syncthreads();
     for (int i = threadIdx.x; i < 3 * WIDTH; i += blockDim.x) {
         float total = 0.0f;

@@ -159,7 +159,7 @@ def test_norm_forward_without_a_branch(kernels) -> None:
 
 
 @PRECISIONS
-@pytest.mark.parametrize("width", [8, 72, 264, 768, 1288])
+@pytest.mark.parametrize("width", [8, 72, 128, 264, 384, 768, 1288])
 @pytest.mark.parametrize("joined", [True, False])
 def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> None:
     rng = np.random.default_rng(width)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -68,9 +69,10 @@ class CudaBackend:
     # --- places ---------------------------------------------------------------------------------------------------
 
     def address(self, name: str) -> int:
-        """Of a buffer of the plan, or of a part of its `results`."""
-        if name in self.layout.result_places:
-            return self.address("results") + self.layout.result_places[name]
+        """Of a buffer of the plan, or of a part of one that is copied in one go."""
+        for whole, (places, _) in self.layout.copied_places.items():
+            if name in places:
+                return self.address(whole) + places[name]
         return self._base + self.plan.buffers[name].offset
 
     def flag_address(self, operation: int, phase: str) -> int:
@@ -88,10 +90,9 @@ class CudaBackend:
 
     def _host_buffers(self) -> dict[str, Array]:
         """Page-locked host memory, so that copies run beside kernels; made once."""
+        copied = self.layout.copied_places
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
-            "batch": (self.plan.buffers["batch"].type.shape, np.int32),
-            "values": ((1,), VALUES),
-            "results": ((self.layout.result_bytes,), np.uint8),
+            name: ((size,), np.uint8) for name, (_, size) in copied.items()
         }
         for name in STATE:
             shapes[name] = shapes[f"saved/{name}"] = ((self.plan.flat_elements,), np.float32)
@@ -101,10 +102,15 @@ class CudaBackend:
             raw = self.card.driver.pagelocked_empty((size,), np.uint8)
             raw[:] = 0
             buffers[name] = raw.view(dtype).reshape(shape)
-        for name, type in self.layout.results.items():
-            place = self.layout.result_places[name]
-            part = buffers["results"][place : place + type.bytes]
-            buffers[name] = part.view(OUTCOME) if name == "outcome" else part.view(type.dtype).reshape(type.shape)
+        records = {"values": VALUES, "outcome": OUTCOME}
+        for whole, types in self.layout.copied.items():
+            for name, type in types.items():
+                place = copied[whole][0][name]
+                part = buffers[whole][place : place + type.bytes]
+                buffers[name] = (
+                    part.view(records[name]) if name in records else part.view(type.dtype).reshape(type.shape)
+                )
+        buffers["values"]["key"] = split_seed(self.train.seed)
         return buffers
 
     def _upload_pieces(self) -> None:
@@ -149,7 +155,6 @@ class CudaBackend:
         """One optimizer step over a whole batch: recorded as one graph the first time, replayed after that."""
         batch, host = self._host["batch"], self._host["values"]
         batch[0], batch[1] = ids, targets
-        host["key"] = split_seed(self.train.seed)
         host["step"] = step
         host["rate"], host["decay"] = values.learning_rate, values.decay
         host["correction"] = (values.correction1, values.correction2)
@@ -171,17 +176,17 @@ class CudaBackend:
         self.sums[:] = self._host["sums"]
         norm = float(outcome["norm"])
         bad_gradients: list[str] = []
-        if flagged is None and not np.isfinite(norm):
+        bad_updates: list[str] = []
+        if flagged is None and not isfinite(norm):
             bad_gradients = self._bad_gradients()
-        names = [p.name for p in self.program.parameters]
-        bad_updates = [names[i] for i in np.flatnonzero(self._host["bad"])]
-        if flagged is not None or bad_gradients or not np.isfinite(norm):
-            bad_updates = []
+        elif flagged is None and np.count_nonzero(self._host["bad"]):
+            bad_updates = [self.program.parameters[i].name for i in np.flatnonzero(self._host["bad"])]
         self._derived_are_stale = True
         return StepOutcome(int(outcome["loss_total"]), norm, flagged, bad_gradients, bad_updates)
 
     def _first_flag(self) -> int | None:
-        return first_flagged(*self._host["flags"])
+        flags = self._host["flags"]
+        return first_flagged(*flags) if np.count_nonzero(flags) else None
 
     def _named_as_on_the_cpu(self, flagged: int) -> int:
         """The operation that met the last step's number that is not finite first, if shards go one after another.
@@ -218,9 +223,8 @@ class CudaBackend:
         """Everything from token numbers to new weights; the host waits for nothing in between."""
         launch = self.launcher
         run = self.run(self.plan.sizes.batch, self.program.spec.context)
-        self._upload("batch")
-        self._upload("values")
-        launch.fill(self.address("results"), 0, self.layout.result_bytes)
+        self._upload("inputs")
+        launch.fill(self.address("results"), 0, self.plan.buffers["results"].type.bytes)
         self.fill_zeros()
         run.prepare()
         self._result_set = self._queue_gradients(run)

@@ -59,8 +59,9 @@ class CudaLayout:
         self._doubled = self.fusion.doubled_tensors(program)
         self.twins: dict[str, Twin[Operation]] = self.twins_of(program)
         self.weights = [o for o in program.operations if isinstance(o, Linear)] if tier == "portable" else []
-        self.results = self._results()
-        self.result_places, self.result_bytes = _one_after_another(self.results)
+        # What is copied between host and card in one go, by the buffer that it stands in one after another.
+        self.copied = {"inputs": self._inputs(), "results": self._results()}
+        self.copied_places = {name: _one_after_another(types) for name, types in self.copied.items()}
         at_once = self.shards_at_once(train.shards)
         self.zero_places, self.zero_bytes = _one_after_another(
             {
@@ -70,8 +71,15 @@ class CudaLayout:
             }
         )
 
+    def _inputs(self) -> dict[str, BufferType]:
+        """Token numbers of a whole batch with their targets, and the step's numbers."""
+        return {
+            "batch": BufferType((2, self.train.batch, self.program.spec.context), "int32"),
+            "values": BufferType((VALUES.itemsize,), "uint8"),
+        }
+
     def _results(self) -> dict[str, BufferType]:
-        """What a step tells the host: zeros before it, and copied in one go after it."""
+        """What a step tells the host: zeros before it."""
         parameters = len(self.program.parameters)
         return {
             "outcome": BufferType((OUTCOME.itemsize,), "uint8"),
@@ -147,14 +155,12 @@ class CudaLayout:
         ]
 
     def lasting(self, program: Program, elements: int) -> dict[str, BufferType]:
-        """Token numbers of a whole batch, the step's numbers in and out, and the optimizer's tables."""
+        """What a step is told and tells, and the optimizer's tables."""
         return {
-            "batch": BufferType((2, self.train.batch, program.spec.context), "int32"),
+            **{name: BufferType((size,), "uint8") for name, (_, size) in self.copied_places.items()},
             "zeros": BufferType((self.zero_bytes,), "uint8"),
             "weight_table": BufferType((len(self.weights) * WEIGHT.itemsize,), "uint8"),
             **self.token_gradients(),
-            "values": BufferType((VALUES.itemsize,), "uint8"),
-            "results": BufferType((self.result_bytes,), "uint8"),
             "partial": BufferType((-(-elements // NORM_CHUNK),), "float64"),
             "pieces": BufferType((len(self.pieces()) * PIECE.itemsize,), "uint8"),
         }

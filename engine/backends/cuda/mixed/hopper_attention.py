@@ -51,7 +51,7 @@ SHAPES = {
 
 # By this bundles name all our own kernels for compute capability 9.0, those of products too. The number rises where one
 # of them comes to other bits: a bundle with another number is refused for going on.
-OWN_KERNELS = "own kernels, version 2"
+OWN_KERNELS = "own kernels, version 3"
 
 
 def serves(capability: int) -> bool:

@@ -30,6 +30,7 @@ ROW_WARPS = THREADS // 32
 ROW_GROUP = 8
 PLACE_THREADS = 64  # few, so that all multiprocessors take part
 LEAST_NORM_ROWS, MOST_NORM_ROWS = 16, 128
+WARP_COLUMNS = 256  # eight for each lane
 NORM_PROCESSORS = 128  # that LayerNorm's backward pass fills once while the usual number of tokens is taken
 SUM_ROWS = 128  # as in linear_mixed.cu
 ACTIVATION_ROWS = hopper_activation.SUM_ROWS  # as in activation_mixed.cu
@@ -61,14 +62,20 @@ def eights(elements: int) -> tuple[int]:
 def norm_rows(train: TrainSpec, context: int, width: int) -> int:
     """Rows that a block of LayerNorm's backward pass sums over: a function of the configuration alone."""
     tokens = min(train.batch * context, USUAL_TOKENS)
-    blocks = NORM_PROCESSORS * max(768 // norm_threads(width), 1)  # BACKWARD_BLOCKS on each
+    threads = 512 if width > WARP_COLUMNS and norm_warps(width) == 1 else 768  # PROCESSOR_THREADS
+    blocks = NORM_PROCESSORS * max(threads // norm_threads(width), 1)  # BACKWARD_BLOCKS on each
     return min(max(ceiling(tokens, blocks), LEAST_NORM_ROWS), MOST_NORM_ROWS)
+
+
+def norm_warps(width: int) -> int:
+    """Warps that share a row in LayerNorm's backward pass, as in layernorm_mixed.cu."""
+    return 1 if width % 128 == 0 and width <= 2 * WARP_COLUMNS else ceiling(width, WARP_COLUMNS)
 
 
 def norm_threads(width: int) -> int:
     """BACKWARD_THREADS of layernorm_mixed.cu."""
-    vectors = ceiling(width, 256)
-    return 32 * vectors * max(8 // vectors, 1)
+    warps = norm_warps(width)
+    return 32 * warps * max(8 // warps, 1)
 
 
 def combine(run: MixedRun) -> None:

@@ -43,7 +43,7 @@ class Form:
 
 
 # The fastest of those tried on an H200 (docs/prod.md), for gradients of so many rows and columns, and for smaller ones.
-LARGE, SMALL, FIRST_LARGE = Form(3, 192, 4, 1), Form(2, 192, 5, 1), 768
+LARGE, SMALL, FIRST_LARGE = Form(3, 192, 4, 1), Form(2, 128, 7, 1), 384
 
 
 @dataclass(frozen=True)
