@@ -1,30 +1,17 @@
 // LayerNorm of the tier prod, with the residual sum before it; formulas as in layernorm.py and residual_add.py, sums in
-// fp32. Sums over tokens: each block adds the rows that
-// it owns, k_combine the blocks, both in a fixed order.
-#include "half.cuh"
+// fp32. Sums over tokens: each block adds the rows that it owns, k_combine the blocks, both in a fixed order.
+#include "half_rows.cuh"
 
 #define EPSILON 1e-5f
 #define VECTORS ((WIDTH / 8 + WARP - 1) / WARP)
-// In the backward pass a block takes several rows at once. A warp has a whole row where every lane can take as many
-// groups of four columns of it and these are few, else as many warps share it as it has groups of 256 columns.
-#if WIDTH % (4 * WARP) == 0 && WIDTH <= 16 * WARP
-#define PIECES (WIDTH / (4 * WARP)) // groups of columns that a thread has of a row
-#define PIECE 4
-#define ROW_THREADS WARP
-typedef uint2 Words;
-#else
-#define PIECES 1
-#define PIECE 8
-#define ROW_THREADS (VECTORS * WARP)
-typedef uint4 Words;
-#endif
-#define OWN (PIECES * PIECE) // columns of a thread
+// In the backward pass a block takes several rows at once.
 #define ROWS_AT_ONCE (ROW_THREADS < 8 * WARP ? 8 * WARP / ROW_THREADS : 1)
 #define BACKWARD_THREADS (ROWS_AT_ONCE * ROW_THREADS)
 #define PROCESSOR_THREADS (OWN > 8 ? 512 : 768) // that a multiprocessor has registers for
 #define BACKWARD_BLOCKS (PROCESSOR_THREADS / BACKWARD_THREADS > 0 ? PROCESSOR_THREADS / BACKWARD_THREADS : 1)
 
-// A warp takes a row of WIDTH elements and keeps it in registers. Where `branch` is not null: sum = x + dropout(branch), which may take the place of branch; else sum is x.
+// A warp takes a row of WIDTH elements and keeps it in registers. Where `branch` is not null: sum = x + dropout(branch),
+// which may take the place of branch; else sum is x.
 extern "C" __global__ void __launch_bounds__(256, VECTORS == 1 ? 8 : VECTORS == 2 ? 5 : VECTORS <= 4 ? 4 : 1)
 k_norm_fwd(const uint16 *x, const uint16 *branch, const float *gain, const float *bias, int rows, uint16 *sum, uint16 *y,
            float *mean, float *rstd, int64 base, Mask mask, const StepValues *values) {
@@ -77,74 +64,9 @@ k_norm_fwd(const uint16 *x, const uint16 *branch, const float *gain, const float
 
 // A row as one thread of the backward pass sees it.
 struct Row {
-    Words sum[PIECES], dy[PIECES], dsum[PIECES];
+    OwnWords sum, dy, dsum;
     float mean, rstd;
 };
-
-struct Own {
-    float x[OWN];
-};
-
-// A thread's piece number i of a row.
-__device__ __forceinline__ int column_of(int i) { return PIECE * (threadIdx.x % ROW_THREADS + ROW_THREADS * i); }
-
-__device__ __forceinline__ void load_words(Words (&words)[PIECES], const uint16 *row) {
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) words[i] = *(const Words *)(row + column_of(i));
-}
-
-__device__ __forceinline__ Own widened(const Words (&words)[PIECES]) {
-    Own own;
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-        const uint32 *w = &words[i].x;
-#pragma unroll
-        for (int j = 0; j < PIECE / 2; j++) {
-            own.x[PIECE * i + 2 * j] = widened((uint16)(w[j] & 0xffff));
-            own.x[PIECE * i + 2 * j + 1] = widened((uint16)(w[j] >> 16));
-        }
-    }
-    return own;
-}
-
-__device__ __forceinline__ void store(uint16 *row, const Own &own) {
-#pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-        Words words;
-        uint32 *w = &words.x;
-#pragma unroll
-        for (int j = 0; j < PIECE / 2; j++) w[j] = narrowed(own.x[PIECE * i + 2 * j], own.x[PIECE * i + 2 * j + 1]);
-        *(Words *)(row + column_of(i)) = words;
-    }
-}
-
-__device__ __forceinline__ void store(float *row, const Own &own) {
-#pragma unroll
-    for (int i = 0; i < PIECES; i++)
-#pragma unroll
-        for (int j = 0; j < PIECE; j += 4)
-            *(float4 *)(row + column_of(i) + j) = make_float4(own.x[PIECE * i + j], own.x[PIECE * i + j + 1],
-                                                              own.x[PIECE * i + j + 2], own.x[PIECE * i + j + 3]);
-}
-
-__device__ __forceinline__ Own load(const float *row) {
-    Own own;
-#pragma unroll
-    for (int i = 0; i < OWN; i++) own.x[i] = row[column_of(i / PIECE) + i % PIECE];
-    return own;
-}
-
-// Dropout of a row that begins at element `at`.
-__device__ __forceinline__ void drop(Own &own, const Mask &mask, const StepValues *values, int64 at) {
-    if (!mask.threshold) return;
-#pragma unroll
-    for (int i = 0; i < OWN; i += 4) {
-        uint4 r = random_words4(values, mask.site, (uint64)((at + column_of(i / PIECE) + i % PIECE) / 4));
-        uint32 words[4] = {r.x, r.y, r.z, r.w};
-#pragma unroll
-        for (int j = 0; j < 4; j++) own.x[i + j] = dropped(own.x[i + j], words[j], mask.threshold, mask.factor);
-    }
-}
 
 // Sums of a and b over the threads of a row. All threads of a block call it together; `turn` counts the calls.
 __device__ __forceinline__ void row_totals(float &a, float &b, int turn) {
@@ -152,16 +74,16 @@ __device__ __forceinline__ void row_totals(float &a, float &b, int turn) {
         a += __shfl_xor_sync(ALL_LANES, a, apart);
         b += __shfl_xor_sync(ALL_LANES, b, apart);
     }
-#if ROW_THREADS > WARP
+#if ROW_WARPS > 1
     // Two places by turns: who writes again has waited for those who read.
-    __shared__ float warps[2][ROWS_AT_ONCE * VECTORS][2];
+    __shared__ float warps[2][ROWS_AT_ONCE * ROW_WARPS][2];
     int warp = threadIdx.x / WARP;
     if (lane_of_thread() == 0) warps[turn & 1][warp][0] = a, warps[turn & 1][warp][1] = b;
     __syncthreads();
-    const float(*mine)[2] = &warps[turn & 1][warp / VECTORS * VECTORS];
+    const float(*mine)[2] = &warps[turn & 1][warp / ROW_WARPS * ROW_WARPS];
     a = b = 0.0f;
 #pragma unroll
-    for (int w = 0; w < VECTORS; w++) a += mine[w][0], b += mine[w][1];
+    for (int w = 0; w < ROW_WARPS; w++) a += mine[w][0], b += mine[w][1];
 #endif
 }
 
@@ -174,10 +96,7 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
            const StepValues *values, float *partial) {
     int line = threadIdx.x / ROW_THREADS;
     bool inside = column_of(PIECES - 1) < WIDTH;
-    Own sums[3] = {}, w;
-#pragma unroll
-    for (int i = 0; i < OWN; i++) w.x[i] = 1.0f;
-    if (gain && inside) w = load(gain);
+    Own sums[3] = {filled(0.0f), filled(0.0f), filled(0.0f)}, w = gain && inside ? load_own(gain) : filled(1.0f);
     int first = blockIdx.x * block_rows, last = min(first + block_rows, tokens);
     int64 shard = (int64)blockIdx.y * tokens;
     // The next row is on its way while this one is computed.
@@ -185,9 +104,9 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
     auto fetch = [&](int t) {
         if (!inside || t >= last) return;
         int64 at = (shard + t) * WIDTH;
-        load_words(next.sum, sum + at);
-        load_words(next.dy, dy + at);
-        if (dsum) load_words(next.dsum, dsum + at);
+        next.sum = load_own(sum + at);
+        next.dy = load_own(dy + at);
+        if (dsum) next.dsum = load_own(dsum + at);
         next.mean = mean[shard + t];
         next.rstd = rstd[shard + t];
     };
@@ -223,10 +142,10 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
             for (int j = 0; j < OWN; j++) d.x[j] += s.x[j];
         }
         int64 at = (shard + t) * WIDTH;
-        store(dx + at, d);
+        store_own(dx + at, narrowed(d));
         if (dbranch) {
-            drop(d, mask, values, base + at);
-            store(dbranch + at, d);
+            drop_own(d, mask, values, base + at);
+            store_own(dbranch + at, narrowed(d));
         }
 #pragma unroll
         for (int j = 0; j < OWN; j++) sums[2].x[j] += d.x[j];
@@ -235,11 +154,11 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
     partial += ((int64)blockIdx.y * gridDim.x + blockIdx.x) * 3 * WIDTH;
 #if ROWS_AT_ONCE == 1
     if (inside)
-        for (int k = 0; k < 3; k++) store(partial + k * WIDTH, sums[k]);
+        for (int k = 0; k < 3; k++) store_own(partial + k * WIDTH, sums[k]);
 #else
     __shared__ __align__(16) float columns[ROWS_AT_ONCE][3][WIDTH];
     if (inside)
-        for (int k = 0; k < 3; k++) store(columns[line][k], sums[k]);
+        for (int k = 0; k < 3; k++) store_own(columns[line][k], sums[k]);
     __syncthreads();
     for (int i = threadIdx.x; i < 3 * WIDTH; i += blockDim.x) {
         float total = 0.0f;

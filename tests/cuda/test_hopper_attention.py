@@ -77,6 +77,23 @@ def test_attention_is_near_float64_and_repeats(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("context", [1, 65, 300])
+@pytest.mark.parametrize("width", [32, 64, 128])
+def test_more_items_than_the_card_takes_at_once(launcher: Launcher, width: int, context: int) -> None:
+    """A block takes several one after another, of different lengths; rows do not depend on how many there are."""
+    rows = 150
+    call = Call(launcher, Heads(5, width, context, 0.0), rows, "bfloat16")
+    found = call.results()
+    assert all(np.array_equal(a, b) for a, b in zip(found, call.results(), strict=True))
+    for row in (0, 77, rows - 1):
+        alone = Call(launcher, call.heads, 1, "bfloat16")
+        alone.qkv, alone.dy = call.qkv[row : row + 1], call.dy[row : row + 1]
+        for whole, one, expected in zip(found, alone.results(), alone.expected(), strict=True):
+            assert np.array_equal(whole[row : row + 1], one)
+            assert np.abs(one - expected).max() <= 2.0**-6 * max(np.abs(expected).max(), 1.0)
+
+
+@pytest.mark.gpu
 def test_dropout_goes_by_the_place_in_the_batch(launcher: Launcher) -> None:
     """Rows of the batch give the same bits in whichever call they are."""
     call = Call(launcher, Heads(2, 32, 100, 0.3), 2, "bfloat16")

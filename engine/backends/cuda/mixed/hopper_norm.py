@@ -9,7 +9,7 @@ from engine.backends.cuda.sources import Unit
 from engine.backends.cuda.tensor_maps import BEFORE_MAPS, matrix_map
 
 ROWS, DEPTH = 64, 64  # as in norm_hopper_mixed.cu: of a block, of a stage
-PAIRED = 2  # blocks of a cluster
+PARTS = 2  # in which a stage's weight is copied
 THREADS = 288
 SPARE = 1024  # bytes: stages are moved to a multiple of it
 STAGES = {128: 6, 256: 5, 384: 3}  # of the depth under way, by the widths that there are kernels for
@@ -71,10 +71,10 @@ class HopperNorm:
             kernel_unit(self._dtype, width),
             "k_product_norm",
             BEFORE_MAPS + 2 * "128s" + f"iiPPPPPPPPq{MASK}P",
-            (PAIRED * ceiling(tokens, PAIRED * ROWS),),
+            (ceiling(tokens, ROWS),),
             (THREADS,),
             matrix_map(product.left, self._dtype, (1, tokens, depth), depth, (ROWS, DEPTH)),
-            matrix_map(product.weight, self._dtype, (1, width, depth), depth, (width // PAIRED, DEPTH)),
+            matrix_map(product.weight, self._dtype, (1, width, depth), depth, (width // PARTS, DEPTH)),
             *(tokens, depth, x, branch_bias, *parameters, sum, y, mean, rstd, *dropout),
             shared=shared(width),
         )
