@@ -1,0 +1,97 @@
+"""Kernel by kernel: what each launch of a training step takes by itself, 20 of them in one graph with nothing beside.
+
+    python benchmarks/kernels_alone.py [--batch B] [--dropout P] [--precision bf16] EXPERIMENT...
+
+Prints a JSON line for each kernel of each experiment, the largest sum first: launches in a step, the fastest and the
+slowest of them in microseconds, and the sum over all. Launches of the side stream are in it too, so the sums may add up
+to more than a step takes. The optimizer's update does next to nothing here, as the gradient, added to again and again,
+is not finite any more.
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gpu_step import add_options, make_trainer
+from gpu_timing import microseconds
+
+from engine.backends.cuda.backend import CudaBackend
+from engine.backends.cuda.launching import Launcher
+from engine.backends.cuda.mixed.products import Products
+from engine.schedule import step_values
+
+ROUNDS = 3
+Call = Callable[[], None]
+
+
+def recorded(backend: CudaBackend) -> list[tuple[str, Call]]:
+    """Name and repetition of every launch of a step, which is done once meanwhile."""
+    calls: list[tuple[str, Call]] = []
+    launch, fill, multiply = Launcher.__call__, Launcher.fill, Products.multiply
+    main, _ = backend.launcher.streams
+
+    def noted(name: str, again: Call, call: Call) -> None:
+        calls.append((name, again))
+        call()
+
+    Launcher.__call__ = lambda self, unit, name, *a, **k: noted(  # type: ignore[method-assign]
+        name, lambda: launch(self, unit, name, *a, **k), lambda: launch(self, unit, name, *a, **k)
+    )
+    Launcher.fill = lambda self, *a: noted(  # type: ignore[method-assign]
+        f"fill {a[2]}", lambda: fill(self, *a), lambda: fill(self, *a)
+    )
+    Products.multiply = lambda self, stream, sizes, *a, **k: noted(  # type: ignore[method-assign]
+        f"product {sizes} {k.get('epilogue', 'none')}",
+        lambda: multiply(self, main, sizes, *a, **k),
+        lambda: multiply(self, stream, sizes, *a, **k),
+    )
+    try:
+        backend._queue_step()
+    finally:
+        Launcher.__call__, Launcher.fill = launch, fill  # type: ignore[method-assign]
+        Products.multiply = multiply  # type: ignore[method-assign]
+    backend.launcher.synchronise()
+    return calls
+
+
+def measure(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    trainer = make_trainer(name, arguments)
+    trainer.initialise()
+    backend = trainer.backend
+    assert isinstance(backend, CudaBackend)
+    batches = np.zeros((2, trainer.train.batch, trainer.model.context), np.int32)
+    trainer.batches.fill(0, *batches)
+    for _ in range(3):
+        backend.train_step(0, batches[0], batches[1], step_values(trainer.train, 3))
+    times: dict[str, list[float]] = defaultdict(list)
+    for kernel, call in recorded(backend):
+        times[kernel].append(microseconds(backend.launcher, call, ROUNDS))
+    trainer.close()
+    lines = [
+        {
+            "experiment": name,
+            "kernel": kernel,
+            "launches": len(found),
+            "us": [round(x, 1) for x in (min(found), max(found))],
+            "sum_us": round(sum(found), 1),
+        }
+        for kernel, found in times.items()
+    ]
+    return sorted(lines, key=lambda line: float(line["sum_us"]), reverse=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiments", nargs="+")
+    add_options(parser)
+    arguments = parser.parse_args()
+    for name in arguments.experiments:
+        for line in measure(name, arguments):
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
