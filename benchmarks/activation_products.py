@@ -11,7 +11,6 @@ a repeat differs or a distance is above a few roundings. (tests/cuda/test_hopper
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from attention import narrow, wide
 from gpu_timing import microseconds
+from running import run
 
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
@@ -173,4 +173,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -9,13 +9,13 @@ gave the same bits. Exits with 1 where a repeat differs or a distance is above a
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gpu_timing import microseconds
+from running import run
 
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
@@ -182,4 +182,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

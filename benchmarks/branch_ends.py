@@ -10,7 +10,6 @@ gave the same bits. Exits with 1 where a repeat differs or our distance is above
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from attention import narrow, wide
 from gpu_timing import microseconds
+from running import run
 
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
@@ -147,4 +147,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from gpu_step import RandomBatches, load
+from running import run
 
 from engine.self_test import MODEL, TRAIN
 from engine.spec import Precision, Tier
@@ -95,4 +96,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

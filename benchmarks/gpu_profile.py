@@ -13,6 +13,7 @@ from collections import defaultdict
 import numpy as np
 import torch
 from gpu_step import add_options, make_trainer
+from running import run
 from torch.profiler import ProfilerActivity, profile
 
 from engine.backends.cuda.backend import CudaBackend
@@ -64,4 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

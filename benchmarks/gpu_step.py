@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from ruamel.yaml import YAML
+from running import run
 
 from engine.backends.cuda.backend import CudaBackend
 from engine.backends.cuda.card import Card
@@ -165,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from gpu_step import add_options, make_trainer
 from gpu_timing import microseconds
+from running import run
 
 from engine.backends.cuda.backend import CudaBackend
 from engine.backends.cuda.launching import Launcher
@@ -94,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

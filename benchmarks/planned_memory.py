@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from running import run
 
 from engine.backends.cuda.opening import cuda_plan
 from engine.numerics.blas import product
@@ -280,4 +281,4 @@ def say(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpu_step import RandomBatches, load
 from gpu_timing import microseconds
+from running import run
 
 from engine.backends.cuda.mixed.backend import MixedBackend
 from engine.backends.cuda.mixed.products import CHOSEN, Products, Shape, library_version
@@ -90,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

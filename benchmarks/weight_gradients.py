@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from attention import narrow
 from gpu_timing import microseconds
+from running import run
 
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
@@ -131,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

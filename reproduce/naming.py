@@ -54,7 +54,8 @@ def final_from_folder(project: Project, name: str) -> Bundle:
     """The pipeline's final bundle, `name`, as DVC keeps it. Raises Inconclusive if it is not there, Corrupt."""
     folder = project.outputs / "bundle"
     if not folder.is_dir():
-        raise Inconclusive(f"the final bundle is not in {folder}: get it with `dvc pull`, or make it with `dvc repro`")
+        remedy = "make it with `dvc repro`, or, if a remote has it, get it with `dvc pull`"
+        raise Inconclusive(f"the final bundle is not in {folder}: {remedy}")
     return read_folder(folder, name)
 
 

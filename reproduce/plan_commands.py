@@ -76,6 +76,11 @@ def plan(
     if tokens is not None:
         check_vocabulary(configuration.model, tokens)
     device = find_device(device_name or configuration.run.device)
+    if measure and device.name != configuration.run.device:
+        raise ReproduceError(
+            f"--measure trains on run.device, which is {configuration.run.device}: it cannot tell the time that "
+            f"{device.name} takes. Leave out one of both"
+        )
     require_tier(configuration, device)
     limit = limit_of(device, None if budget is None else parse_size(budget))
     refuse_early(configuration, limit)

@@ -10,34 +10,37 @@ from reproduce.errors import ReproduceError
 
 _GIB = 2**30
 
-CARDS: Mapping[str, tuple[str, int, int]] = {
-    "gtx1650": ("NVIDIA GeForce GTX 1650", 4, 75),
-    "rtx2060": ("NVIDIA GeForce RTX 2060", 6, 75),
-    "rtx2080ti": ("NVIDIA GeForce RTX 2080 Ti", 11, 75),
-    "t4": ("NVIDIA T4", 16, 75),
-    "rtx3050": ("NVIDIA GeForce RTX 3050", 8, 86),
-    "rtx3060": ("NVIDIA GeForce RTX 3060", 12, 86),
-    "rtx3070": ("NVIDIA GeForce RTX 3070", 8, 86),
-    "rtx3080": ("NVIDIA GeForce RTX 3080", 10, 86),
-    "rtx3090": ("NVIDIA GeForce RTX 3090", 24, 86),
-    "a10": ("NVIDIA A10", 24, 86),
-    "a100-40": ("NVIDIA A100 40GB", 40, 80),
-    "a100-80": ("NVIDIA A100 80GB", 80, 80),
-    "rtx4060": ("NVIDIA GeForce RTX 4060", 8, 89),
-    "rtx4070": ("NVIDIA GeForce RTX 4070", 12, 89),
-    "rtx4080": ("NVIDIA GeForce RTX 4080", 16, 89),
-    "rtx4090": ("NVIDIA GeForce RTX 4090", 24, 89),
-    "l4": ("NVIDIA L4", 24, 89),
-    "l40s": ("NVIDIA L40S", 48, 89),
-    "h100": ("NVIDIA H100", 80, 90),
-    "h200": ("NVIDIA H200", 141, 90),
-    "rtx5060": ("NVIDIA GeForce RTX 5060", 8, 120),
-    "rtx5070": ("NVIDIA GeForce RTX 5070", 12, 120),
-    "rtx5080": ("NVIDIA GeForce RTX 5080", 16, 120),
-    "rtx5090": ("NVIDIA GeForce RTX 5090", 32, 120),
+CARDS: Mapping[str, tuple[str, float, int]] = {
+    "gtx1650": ("NVIDIA GeForce GTX 1650", 3.75, 75),
+    "rtx2060": ("NVIDIA GeForce RTX 2060", 5.625, 75),
+    "rtx2080ti": ("NVIDIA GeForce RTX 2080 Ti", 10.3125, 75),
+    "t4": ("NVIDIA T4", 15, 75),
+    "rtx3050": ("NVIDIA GeForce RTX 3050", 7.5, 86),
+    "rtx3060": ("NVIDIA GeForce RTX 3060", 11.25, 86),
+    "rtx3070": ("NVIDIA GeForce RTX 3070", 7.5, 86),
+    "rtx3080": ("NVIDIA GeForce RTX 3080", 9.375, 86),
+    "rtx3090": ("NVIDIA GeForce RTX 3090", 22.5, 86),
+    "a10": ("NVIDIA A10", 22.5, 86),
+    "a100-40": ("NVIDIA A100 40GB", 38, 80),
+    "a100-80": ("NVIDIA A100 80GB", 78, 80),
+    "rtx4060": ("NVIDIA GeForce RTX 4060", 7.5, 89),
+    "rtx4070": ("NVIDIA GeForce RTX 4070", 11.25, 89),
+    "rtx4080": ("NVIDIA GeForce RTX 4080", 15, 89),
+    "rtx4090": ("NVIDIA GeForce RTX 4090", 22.5, 89),
+    "l4": ("NVIDIA L4", 22.5, 89),
+    "l40s": ("NVIDIA L40S", 45, 89),
+    "h100": ("NVIDIA H100", 78, 90),
+    "h200": ("NVIDIA H200", 139, 90),
+    "rtx5060": ("NVIDIA GeForce RTX 5060", 7.5, 120),
+    "rtx5070": ("NVIDIA GeForce RTX 5070", 11.25, 120),
+    "rtx5080": ("NVIDIA GeForce RTX 5080", 15, 120),
+    "rtx5090": ("NVIDIA GeForce RTX 5090", 30, 120),
 }
-"""Name on the command line -> its name, its memory in GiB and ten times its compute capability, as the vendor gives
-them."""
+"""Name on the command line -> its name, GiB that it leaves to programs, and ten times its compute capability.
+
+Less than the vendor's number is left: a sixteenth goes for error correction of GDDR memory, or else to driver and
+context, and 2 GiB of the cards with HBM (an H200 has 139 of its 141 free).
+"""
 
 
 @dataclass(frozen=True)
@@ -80,4 +83,4 @@ def find_device(name: str) -> Device:
         hint = f"did you mean {' or '.join(close)}?" if close else f"expected cpu, cuda or one of {', '.join(CARDS)}"
         raise ReproduceError(f"--device: there is no {name[:40]!r} in the list of devices: {hint}")
     title, gibibytes, capability = CARDS[key]
-    return Device(key, "cuda", gibibytes * _GIB, f"an {title} has", title, capability)
+    return Device(key, "cuda", int(gibibytes * _GIB), f"an {title} leaves", title, capability)

@@ -67,8 +67,12 @@ def _recompute(configuration: Configuration, device: Device) -> Sequence[Changes
 
 
 def _mixed(configuration: Configuration, device: Device) -> Sequence[Changes]:
-    portable = device.backend == "cuda" and configuration.tier != "prod"
-    return [{("tier",): "prod", ("train", "precision"): "bf16"}] if portable else []
+    if device.capability is None or configuration.tier == "prod":
+        return []
+    from engine.backends.cuda.opening import OLDEST_MIXED_CAPABILITY
+
+    serves = device.capability >= OLDEST_MIXED_CAPABILITY
+    return [{("tier",): "prod", ("train", "precision"): "bf16"}] if serves else []
 
 
 def _threads(configuration: Configuration, device: Device) -> Sequence[Changes]:

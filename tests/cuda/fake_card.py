@@ -21,9 +21,9 @@ import numpy.typing as npt
 import pytest
 
 from engine.backends.cuda.layout import VALUES
-from engine.backends.cuda.mixed.flash import Heads, Places
+from engine.backends.cuda.mixed.flash import OWN_KERNELS, Heads, Places
 from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS
-from engine.backends.cuda.mixed.hopper_attention import OWN_KERNELS, numbers_bytes
+from engine.backends.cuda.mixed.hopper_attention import numbers_bytes
 from engine.backends.cuda.mixed.hopper_norm import Product
 from engine.backends.cuda.mixed.products import E4M3, SIZES, Matrix, Products, Shape
 from engine.backends.cuda.mixed.weight_gradients import Gradient, Taken
@@ -319,7 +319,7 @@ class FakeWeightGradients:
 class FakeFlash:
     """Attention in float64, row by row of the batch, in cuDNN's place."""
 
-    name = "cuDNN 91900"
+    name = f"cuDNN 91900, {OWN_KERNELS}"
 
     def __init__(self, stream: int, precision: str) -> None:
         self.dtype = "float16" if precision == "fp16" else "bfloat16"

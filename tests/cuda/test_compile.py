@@ -55,6 +55,15 @@ def test_gradients_of_weights_compile(form: Form, chains: int) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("capability", [80, compiler.HOPPER])
+@pytest.mark.parametrize("width", [128, 384, 512, 520, 8192])
+def test_norms_of_other_widths_compile(width: int, capability: int) -> None:
+    """Rows lie otherwise in registers there, and at 512 columns all shared memory is taken."""
+    unit = Unit("layernorm_mixed", {"HALF_BF16": 1, "WIDTH": width})
+    assert b"k_norm_bwd" in compiler.compile_unit(unit, capability)
+
+
+@needs_compiler
 @pytest.mark.parametrize("width", hopper_norm.STAGES)
 def test_ends_of_branches_compile(width: int) -> None:
     code = compiler.compile_unit(hopper_norm.kernel_unit("bfloat16", width), compiler.HOPPER)

@@ -6,11 +6,12 @@ import pytest
 
 from engine.backends.cuda.attention import AttentionTwin, Shape, shape_within
 from engine.backends.cuda.layout import CudaLayout
+from engine.backends.cuda.mixed.hopper_norm import STAGES
 from engine.backends.cuda.opening import cuda_plan
 from engine.errors import PlanRefused
 from engine.operations.attention import Attention
 from engine.operations.base import BufferType
-from engine.program import build_program
+from engine.program import again_name, build_program
 from tests.cuda.pairs import model, train
 
 
@@ -55,6 +56,40 @@ def test_buffers_stay_while_weight_gradients_run_beside() -> None:
             later = range(time + 1, len(program.backward))
             waiting = next((n for n in later if layout.waits(program.backward[n])), len(program.backward))
             assert plan.buffers[name].last >= min(count + time + layout.lingers(step), count + waiting - 1)
+
+
+@pytest.mark.parametrize("width", STAGES)
+@pytest.mark.parametrize("recompute", [0, 1, 3])
+@pytest.mark.parametrize("shards", [1, 8])
+def test_what_the_end_of_a_branch_reads_is_there_while_it_writes(width: int, recompute: int, shards: int) -> None:
+    """Its blocks write rows while others still read theirs."""
+    spec = model(d_model=width, heads=4, hidden=4 * width, context=64, layers=3)
+    recipe = train(batch=8, shards=shards, precision="bf16")
+    program, plan, _ = cuda_plan(build_program(spec, recompute), recipe, "prod", capability=90)
+    operations = [(o, False) for o in program.operations]
+    operations += [(o, True) for step in program.backward for o in step.again]
+    ends = [(o, again) for o, again in operations if o.kind == "residual_norm"]
+    assert len(ends) == 6 + recompute and all("operand" in o.inputs for o, _ in ends)
+    for operation, again in ends:
+        places = {}
+        for role, tensor in (operation.inputs | operation.outputs).items():
+            buffer = plan.buffers[again_name(tensor) if again and tensor in program.recomputed else tensor]
+            places[role] = range(buffer.offset, buffer.offset + buffer.type.bytes)
+        for read in (places["x"], places["operand"]):
+            for written in (places[role] for role in operation.outputs):
+                assert read.stop <= written.start or written.stop <= read.start
+
+
+def test_ends_of_branches_are_with_products_only_where_our_own_kernels_serve() -> None:
+    for precision, capability, width, joined in (
+        ("bf16", 90, 128, True), ("fp16", 90, 384, True), ("bf16", 80, 128, False), ("bf16", 0, 128, False),
+        ("fp8", 90, 128, False), ("bf16", 90, 120, False), ("bf16", 90, 512, False),
+    ):  # fmt: skip
+        recipe = train(precision=precision)
+        spec = model(d_model=width, heads=width // (128 if width % 128 == 0 else width), hidden=64)
+        program, _, _ = cuda_plan(build_program(spec), recipe, "prod", capability=capability)
+        ends = [o for o in program.operations if o.kind == "residual_norm"]
+        assert len(ends) == 2 and all(("operand" in o.inputs) == joined for o in ends)
 
 
 def test_zeroed_buffers_do_not_overlap() -> None:

@@ -55,8 +55,12 @@ CASES: dict[str, Callable[[], Specs]] = {
     "whole vocabulary": lambda: (small(vocab=128), train()),
     "wide": lambda: (small(d_model=520, heads=5, hidden=1032, layers=1), train()),
     "wide heads": lambda: (small(d_model=256, heads=2, layers=1), train()),
-    "norms with products": lambda: (
-        small(**NORMS_WITH_PRODUCTS), train(batch=4, shards=4),
+    "norms with products": lambda: (small(**NORMS_WITH_PRODUCTS), train(batch=4, shards=4)),
+    "norms with products, one shard, bare": lambda: (
+        small(**NORMS_WITH_PRODUCTS, tied=False, linear_bias=False, norm_parameters=False), train(batch=2, shards=1),
+    ),
+    "norms with products, parts of blocks": lambda: (
+        small(**NORMS_WITH_PRODUCTS | {"context": 24, "hidden": 8}), train(batch=4, shards=2),
     ),
     "shards of whole blocks": lambda: (small(context=64), train(batch=4, shards=4)),
     "shards of whole blocks, no biases": lambda: (small(context=64, linear_bias=False), train(batch=4, shards=4)),
@@ -95,6 +99,13 @@ def digests(run: Trainer, steps: int) -> list[str]:
 
 
 def one_step(run: Trainer) -> tuple[float, dict[str, Array]]:
+    """From weights of which none are zeros or ones all over."""
+    state = {name: array.copy() for name, array in run.state().items()}
+    rng = np.random.default_rng(7)
+    for name in sorted(state):
+        if name.startswith("weights/"):
+            state[name] += np.float32(0.05) * rng.standard_normal(state[name].shape).astype(np.float32)
+    run.load_state(state)
     loss = float(run.train_step().loss)
     state = {name: array.copy() for name, array in run.state().items() if name.startswith("m/")}
     run.close()
@@ -145,14 +156,15 @@ def test_packing_moves_no_bit_where_blocks_of_tokens_are_whole(
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize("changes", [{}, NORMS_WITH_PRODUCTS | {"context": 8}], ids=["plain", "norms with products"])
 def test_packing_moves_no_bit_where_the_library_computes_attention(
-    machine: str, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, object], machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On cards that our own kernels are not for; its dropout goes by the place in a call."""
     if machine == "card":
         pytest.skip("which kernels compute attention is the card's")
     fake_card.install(monkeypatch, capability=80)
-    spec, recipe = small(dropout=0.1), train(batch=8, shards=4)
+    spec, recipe = small(dropout=0.1, **changes), train(batch=8, shards=4)
     shard = 2 * spec.context
     monkeypatch.setattr(twins, "DROPOUT_TOKENS", shard)
     found = []

@@ -159,7 +159,7 @@ def test_norm_forward_without_a_branch(kernels) -> None:
 
 
 @PRECISIONS
-@pytest.mark.parametrize("width", [8, 72, 128, 264, 384, 768, 1288])
+@pytest.mark.parametrize("width", [8, 72, 128, 256, 264, 384, 512, 640, 768, 1288])
 @pytest.mark.parametrize("joined", [True, False])
 def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> None:
     rng = np.random.default_rng(width)
@@ -294,7 +294,7 @@ def order_and_spans(unit: Emulated, ids: Array, vocab: int) -> tuple[Array, Arra
 @pytest.mark.parametrize("width", [8, 264])
 def test_embedding(kernels, width: int) -> None:
     rng = np.random.default_rng(5)
-    shards, rows, context, vocab, probability = 2, 3, 50, 9, 0.2
+    shards, rows, context, vocab, probability = 2, 5, 30, 9, 0.2  # more rows than are read at once
     tokens, base = rows * context, 4 * context * width
     ids = rng.integers(0, vocab - 1, (shards, tokens), dtype=np.int32)  # the last one never occurs
     token, position = normal(rng, vocab, width), normal(rng, context, width)

@@ -132,8 +132,14 @@ def test_a_remedy_for_another_device_leaves_the_device(project: Path, capsys: py
 
 def test_plan_for_a_card(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "gpt2-124m", "--device", "gtx1650"]) == 5
-    assert "an NVIDIA GeForce GTX 1650 has 4.0 GiB" in " ".join(capsys.readouterr().out.split())
+    assert "an NVIDIA GeForce GTX 1650 leaves 3.8 GiB" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", "gpt2-124m", "--device", "h200"]) == 0
+
+
+def test_time_is_measured_on_this_device_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--measure", "--device", "h200"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--measure trains on run.device, which is cpu: it cannot tell the time that h200 takes" in said
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

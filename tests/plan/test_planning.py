@@ -224,6 +224,13 @@ def test_no_remedy_of_attention_on_a_card() -> None:
     assert not any(("model", "attention") in remedy.changes for remedy in remedies)
 
 
+@pytest.mark.parametrize(("card", "offered"), [("t4", False), ("a100-40", True), ("cpu", False)])
+def test_the_tier_prod_is_a_remedy_where_the_card_runs_it(card: str, offered: bool) -> None:
+    configuration = configured("gpt2-124m", "train.batch=18", "train.shards=1")
+    remedies = find_remedies(configuration, find_device(card), Limit(12 * GIB, "the budget is"))
+    assert any(("tier",) in remedy.changes for remedy in remedies) == offered
+
+
 def test_apply(classic: tuple[Configuration, list[Remedy]], tmp_path: Path) -> None:
     """Overrides and remedy are written; comments and all the rest stay."""
     configuration, remedies = classic
@@ -258,7 +265,7 @@ def test_apply_to_a_file_that_differs_in_more(tmp_path: Path) -> None:
 
 def test_devices() -> None:
     assert find_device("RTX 3060") == find_device("rtx_3060") == CARD
-    assert CARD.memory == 12 * GIB
+    assert CARD.memory == 45 * GIB // 4  # of 12: a sixteenth is kept
     assert all(find_device(name).backend == "cuda" for name in CARDS)
     assert find_device("cpu").memory > 0
     with pytest.raises(ReproduceError, match="no 'rtx3061' in the list of devices: did you mean rtx3060"):
@@ -271,7 +278,8 @@ def test_devices() -> None:
 
 def test_the_lower_of_budget_and_device_holds() -> None:
     assert limit_of(CARD, 4 * GIB) == Limit(4 * GIB, "the budget is")
-    assert limit_of(CARD, 100 * GIB) == limit_of(CARD, None) == Limit(12 * GIB, "an NVIDIA GeForce RTX 3060 has")
+    left = Limit(45 * GIB // 4, "an NVIDIA GeForce RTX 3060 leaves")
+    assert limit_of(CARD, 100 * GIB) == limit_of(CARD, None) == left
     assert limit_of(CPU, 100 * GIB) == Limit(100 * GIB, "the budget is")
 
 

@@ -17,8 +17,9 @@ class Card:
             import pycuda.driver as driver
         except ImportError as error:
             raise DeviceUnavailable(
-                f"device cuda needs PyCUDA, which cannot be imported ({error}). Install the extra 'gpu' (it builds "
-                "against a CUDA 13 toolkit and NumPy), or set run.device to cpu"
+                f"device cuda needs PyCUDA, which cannot be imported ({error}). Build it with `pip install pycuda` (it "
+                "wants a CUDA 13 toolkit and NumPy), or set run.device to cpu. To plan for a card without having one, "
+                "name it: reproduce plan --device h200"
             ) from error
         try:
             driver.init()

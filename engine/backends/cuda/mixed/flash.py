@@ -64,6 +64,11 @@ class Places:
     mask: MaskArguments = NO_MASK
 
 
+# By this bundles name our own kernels of the tier prod, whichever of them serve on a card. The number rises where one
+# of them comes to other bits: a bundle with another number is refused for going on.
+OWN_KERNELS = "own kernels, version 3"
+
+
 class Flash:
     """Attention on one stream. Compiled kernels are kept by their sizes."""
 
@@ -78,7 +83,7 @@ class Flash:
         self._cudnn = cudnn
         self._type = cudnn.data_type.HALF if precision == "fp16" else cudnn.data_type.BFLOAT16
         self.version = int(cudnn.backend_version())
-        self.name = f"cuDNN {self.version}"
+        self.name = f"cuDNN {self.version}, {OWN_KERNELS}"
         self._handle = cudnn.create_handle()
         cudnn.set_stream(handle=self._handle, stream=stream)
         self._graphs: dict[tuple[Heads, int, bool], tuple[Any, dict[str, Any]]] = {}

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.backends.cuda.compiler import HOPPER
 from engine.backends.cuda.launching import Launcher
-from engine.backends.cuda.mixed.flash import Heads, Places
+from engine.backends.cuda.mixed.flash import OWN_KERNELS, Heads, Places
 from engine.backends.cuda.run import MASK, MaskArguments, ceiling, padded
 from engine.backends.cuda.sources import Unit
 from engine.backends.cuda.tensor_maps import BEFORE_MAPS, heads_map
@@ -47,11 +47,6 @@ SHAPES = {
     64: Shape(Form(2, 2, 4), Form(1, 3, 3), 1, Form(2, 1, 4), 1),
     128: Shape(Form(2, 1, 4), Form(2, 1, 4), 0, Form(2, 1, 3), 1),
 }
-
-
-# By this bundles name all our own kernels for compute capability 9.0, those of products too. The number rises where one
-# of them comes to other bits: a bundle with another number is refused for going on.
-OWN_KERNELS = "own kernels, version 3"
 
 
 def serves(capability: int) -> bool:

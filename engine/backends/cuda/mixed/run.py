@@ -42,6 +42,10 @@ class MixedRun(Run):
         self._seeds = backend.address("seeds")
         self._head_gradient = backend.head_gradient
 
+    def backward(self) -> None:
+        super().backward()
+        self.left.clear()  # what ran again has left some that nothing took
+
     def weight16(self, parameter: str) -> int:
         return self._weights16 + 2 * self._backend.plan.places[parameter]
 
