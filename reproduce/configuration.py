@@ -226,6 +226,10 @@ def _suggest(key: str, names: Iterable[str]) -> str:
     return f": expected one of {', '.join(names)}" if names else ""
 
 
+def _within_sections(key: str, whole: Mapping[str, Any]) -> list[str]:
+    return [f"{name}.{key}" for name, section in whole.items() if isinstance(section, Mapping) and key in section]
+
+
 # How pydantic's kinds of fault read; `{...}` are its context.
 _EXPECTED = {
     "int_type": "a whole number",
@@ -260,8 +264,11 @@ def explain(details: ErrorDetails, whole: Any) -> str:
     kind, found = details["type"], details["input"]
     path, siblings = _path(details["loc"], whole)
     if kind == "extra_forbidden":
-        known = _known_keys(details["loc"], whole)
-        return f"{path}: no such key{_suggest(str(details['loc'][-1]), known)}"
+        key = str(details["loc"][-1])
+        places = _within_sections(key, whole) if len(details["loc"]) == 1 else []
+        if places:
+            return f"{path}: no such key: did you mean {' or '.join(places)}?"
+        return f"{path}: no such key{_suggest(key, _known_keys(details['loc'], whole))}"
     if kind == "missing":
         known = _known_keys(details["loc"], whole)
         written = _suggest_written(str(details["loc"][-1]), [key for key in siblings if key not in known])

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from artifacts import (
     Attestation,
     Bundle,
+    Record,
     Resolved,
     Store,
     find_records,
@@ -21,7 +22,7 @@ from artifacts import (
     record_bundles,
     resolve,
 )
-from artifacts.errors import Corrupt
+from artifacts.errors import Ambiguous, Corrupt, InvalidInput
 from artifacts.record import loads
 from artifacts.runs import run_ids
 from reproduce import outputs
@@ -138,7 +139,18 @@ def _fork(lineage: Lineage | None) -> str:
 def show_hash(project: Project, configuration: Configuration, prefix: str) -> Iterator[str]:
     """Everything about a record or bundle."""
     store = project.store(configuration.run)
-    found, bundle = find_state(project, store, prefix)
+    try:
+        found, bundle = find_state(project, store, prefix)
+    except Ambiguous:
+        raise
+    except InvalidInput:
+        path = project.outputs / "record.json"
+        if not path.is_file() or not hash_bytes(path.read_bytes()).startswith(prefix):
+            raise
+        # As it comes with Git, without the bundles.
+        yield from _record_lines(hash_bytes(path.read_bytes()), loads(path.read_bytes(), str(path)))
+        yield f"bundles        none in {store.path}: `dvc repro` makes them"
+        return
     if bundle is None:
         yield from _show_record(store, found)
     else:
@@ -146,8 +158,20 @@ def show_hash(project: Project, configuration: Configuration, prefix: str) -> It
 
 
 def _show_record(store: Store, found: Resolved) -> Iterator[str]:
-    record = read_record(store, found.hash)
-    yield f"record         {found.hash}"
+    yield from _record_lines(found.hash, read_record(store, found.hash))
+    yield "bundles"
+    for step, bundle in record_bundles(store, found.hash).items():
+        yield f"  step {step:>8}  {bundle}"
+    attestations = read_attestations(store, found.hash)
+    for name, attestation in sorted(attestations.items(), key=lambda entry: (entry[1].finished, entry[0])):
+        yield (
+            f"attestation {name[:12]}  {attestation.activity}  {attestation.verdict.get('verdict')}  "
+            f"{attestation.finished}  {_machine(attestation.environment)}"
+        )
+
+
+def _record_lines(found: str, record: Record) -> Iterator[str]:
+    yield f"record         {found}"
     yield f"tier           {record.tier}"
     yield f"steps          {record.steps}"
     yield f"first bundle   {record.first_bundle}"
@@ -162,15 +186,6 @@ def _show_record(store: Store, found: Resolved) -> Iterator[str]:
     yield from _value_lines("tolerance", record.tolerance)
     for name, value in sorted(record.results.items()):
         yield from _value_lines(name, value)
-    yield "bundles"
-    for step, bundle in record_bundles(store, found.hash).items():
-        yield f"  step {step:>8}  {bundle}"
-    attestations = read_attestations(store, found.hash)
-    for name, attestation in sorted(attestations.items(), key=lambda entry: (entry[1].finished, entry[0])):
-        yield (
-            f"attestation {name[:12]}  {attestation.activity}  {attestation.verdict.get('verdict')}  "
-            f"{attestation.finished}  {_machine(attestation.environment)}"
-        )
 
 
 def _value_lines(name: str, value: Any) -> Iterator[str]:

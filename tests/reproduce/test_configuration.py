@@ -46,6 +46,8 @@ def test_params_is_the_default_experiment_byte_for_byte():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
+        ("seed=1", "seed: no such key: did you mean train.seed or sampling.seed?"),
+        ("device=cuda", "device: no such key: did you mean run.device?"),
         ("train.learning_rat=1", "train.learning_rat: no such key: did you mean 'learning_rate'?"),
         ("modle.vocab=3", "there is no 'modle' here: did you mean 'model'?"),
         ("model.vocab=1_000", "model.vocab: expected a whole number, found the text '1_000': write it as plain digits"),

@@ -122,6 +122,14 @@ def test_without_the_final_bundle_it_says_what_is_missing(prepared, record):
     assert "dvc pull" in prepared.call("verify", record, code=3).stderr
 
 
+def test_a_record_that_came_with_git_alone_is_shown(prepared, record):
+    shutil.rmtree(prepared.root / ".samebits")
+    shown = prepared.call("show", record[:12]).stdout
+    assert record in shown and "validation_loss" in shown
+    assert "none in" in shown and "`dvc repro` makes them" in shown
+    assert "begins with" in prepared.call("show", "0000000000", code=2).stderr
+
+
 def test_a_hash_of_nothing(prepared):
     assert "begins with 00000000" in prepared.call("verify", "00000000", code=2).stderr
 
