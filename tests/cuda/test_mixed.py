@@ -131,7 +131,15 @@ def test_gradients_are_near_those_of_the_tier_portable(case: str, precision: Pre
         assert distance < (16 if spec.activation == "gelu" else 48) * unit, (name, distance)
 
 
-@PLAIN_AND_DROPOUT
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"dropout": 0.1},
+        pytest.param(NORMS_WITH_PRODUCTS | {"context": 40, "dropout": 0.1}, marks=pytest.mark.slow),
+    ],
+    ids=["plain", "dropout", "norms with products in parts of blocks"],
+)
 def test_packing_of_shards_moves_no_bit(changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     spec, recipe = small(**changes), train(batch=16, shards=8)
     shard = 2 * spec.context
