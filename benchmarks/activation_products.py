@@ -12,12 +12,14 @@ a repeat differs or a distance is above a few roundings. (tests/cuda/test_hopper
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from attention import narrow, wide
+from comparing import relative, repeated
 from gpu_timing import microseconds
 from running import run
 
@@ -137,11 +139,6 @@ class Case:
             allocation.free()
 
 
-def relative(found: Array, wanted: Array) -> float:
-    distance = float(np.abs(found - wanted).max() / np.abs(wanted).max())
-    return distance if np.isfinite(distance) else np.inf
-
-
 def parsed(size: str) -> tuple[tuple[int, int, int], bool]:
     whole, _, nobias = size.partition("/")
     tokens, width, hidden = (int(n) for n in whole.split("x"))
@@ -163,9 +160,8 @@ def main() -> int:
             line[name] = {"us": round(microseconds(case.launch, case.call(name), arguments.rounds), 1)}
             if name not in ("own", "library"):
                 continue
-            found = [case.results(name) for _ in range(3)]
-            repeats = all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
-            line[name] |= {"repeats": repeats, "distances": [round(x, 6) for x in case.distances(found[0])]}
+            found, repeats = repeated(partial(case.results, name))
+            line[name] |= {"repeats": repeats, "distances": [round(x, 6) for x in case.distances(found)]}
             failed |= name == "own" and not (repeats and max(line[name]["distances"]) < 2 * unit)
         print(json.dumps(line), flush=True)
         case.free()

@@ -10,10 +10,12 @@ gave the same bits. Exits with 1 where a repeat differs or a distance is above a
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from comparing import repeated
 from gpu_timing import microseconds
 from running import run
 
@@ -167,11 +169,10 @@ def main() -> int:
         case = Case(card, *parsed(size, arguments.dropout), arguments.precision)
         line: dict[str, Any] = {"size": size, "precision": arguments.precision, "dropout": arguments.dropout}
         for name in ("own",) if arguments.own else ("own", "cudnn"):
-            found = [case.results(name) for _ in range(3)]
-            repeats = all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+            found, repeats = repeated(partial(case.results, name))
             line[name] = {"repeats": repeats}
             if not arguments.dropout:
-                line[name]["distances"] = [round(x, 5) for x in case.distances(found[0])]
+                line[name]["distances"] = [round(x, 5) for x in case.distances(found)]
                 failed |= name == "own" and not max(line[name]["distances"]) < 4 * unit
             failed |= name == "own" and not repeats
             if not arguments.check:

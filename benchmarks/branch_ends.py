@@ -11,17 +11,19 @@ gave the same bits. Exits with 1 where a repeat differs or our distance is above
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from attention import narrow, wide
+from comparing import relative, repeated
 from gpu_timing import microseconds
 from running import run
 
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.launching import Launcher
-from engine.backends.cuda.mixed.hopper_norm import HopperNorm, Product
+from engine.backends.cuda.mixed.hopper_norm import HopperNorm, Norm, Product
 from engine.backends.cuda.mixed.products import WORKSPACE, Matrix, Products
 from engine.backends.cuda.run import MASK, NO_MASK, THREADS
 from engine.backends.cuda.sources import Unit
@@ -49,13 +51,8 @@ class Case:
         self.bias16 = narrow(self.parameters[0], precision)
         given = {"left": self.left, "weight": self.weight, "x": self.x, "bias16": self.bias16, "p": self.parameters}
         sizes_of = {name: array.nbytes for name, array in given.items()}
-        sizes_of |= {
-            "sum": self.x.nbytes,
-            "y": self.x.nbytes,
-            "mean": 4 * tokens,
-            "rstd": 4 * tokens,
-            "work": WORKSPACE,
-        }
+        sizes_of |= dict.fromkeys(("sum", "y"), self.x.nbytes) | dict.fromkeys(("mean", "rstd"), 4 * tokens)
+        sizes_of["work"] = WORKSPACE
         self.memory = {name: card.driver.mem_alloc(size) for name, size in sizes_of.items()}
         for name, array in given.items():
             card.driver.memcpy_htod(self.memory[name], array)
@@ -71,8 +68,9 @@ class Case:
 
     def _own(self) -> None:
         (tokens, width, depth), (at, (branch_bias, gain, bias)) = self.sizes, self._places()
-        product, outs = Product(at["left"], at["weight"], depth), (at[name] for name in ("sum", "y", "mean", "rstd"))
-        self.own((tokens, width), product, branch_bias, at["x"], (gain, bias), *outs, (0, *NO_MASK, 0))
+        outs = {name: at[name] for name in ("x", "sum", "y", "mean", "rstd")}
+        norm = Norm(branch_bias=branch_bias, gain=gain, bias=bias, **outs, dropout=(0, *NO_MASK, 0))
+        self.own((tokens, width), Product(at["left"], at["weight"], depth), norm)
 
     def _library(self) -> None:
         (tokens, width, depth), (at, (_, gain, bias)) = self.sizes, self._places()
@@ -111,8 +109,7 @@ class Case:
             total = x + left @ weight.T + self.parameters[0]
             normalised = (total - total.mean(1, keepdims=True)) / np.sqrt(total.var(1, keepdims=True) + 1e-5)
             wanted = normalised * self.parameters[1] + self.parameters[2]
-            distance = float(np.abs(wide(found[1][rows], self.precision) - wanted).max() / np.abs(wanted).max())
-            worst = max(worst, distance if np.isfinite(distance) else np.inf)
+            worst = max(worst, relative(wide(found[1][rows], self.precision), wanted))
         return worst
 
     def free(self) -> None:
@@ -133,12 +130,11 @@ def main() -> int:
         case = Case(card, (tokens, width, depth), arguments.precision)
         line: dict[str, Any] = {"size": size, "precision": arguments.precision}
         for name in ("own", "library"):
-            found = [case.results(name) for _ in range(3)]
-            repeats = all(np.array_equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+            found, repeats = repeated(partial(case.results, name))
             line[name] = {
                 "us": round(microseconds(case.launch, case.call(name), arguments.rounds), 1),
                 "repeats": repeats,
-                "distance": round(case.distance(found[0]), 6),
+                "distance": round(case.distance(found), 6),
             }
         failed |= not (line["own"]["repeats"] and line["own"]["distance"] < 4 * unit)
         print(json.dumps(line), flush=True)

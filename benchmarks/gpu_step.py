@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,36 +117,42 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def kernel_times(backend: CudaBackend) -> dict[str, list[float]]:
-    """Milliseconds and launches of each kernel over one step."""
-    events: list[tuple[str, Any, Any]] = []
+def queue_step(backend: CudaBackend, each: Callable[[str, Callable[[], None]], None]) -> None:
+    """Queue a step with `each` (name, call) in the place of every launch. A call queues it on the stream that is
+    current then."""
     launch, fill = Launcher.__call__, Launcher.fill
     library = (Products.multiply, Flash.forward, Flash.backward)
-    driver = backend.card.driver
-
-    def timed(self: Launcher, name: str, call: Any) -> None:
-        first, last = driver.Event(), driver.Event()
-        first.record(self._current)
-        call()
-        last.record(self._current)
-        events.append((name, first, last))
-
-    Launcher.__call__ = lambda self, unit, name, *a, **k: timed(  # type: ignore[method-assign]
-        self, name, lambda: launch(self, unit, name, *a, **k)
-    )
-    Launcher.fill = lambda self, *a: timed(self, "fill", lambda: fill(self, *a))  # type: ignore[method-assign]
     here = backend.launcher
-    Products.multiply = lambda self, stream, sizes, *a, **k: timed(  # type: ignore[method-assign]
-        here, f"product {sizes}", lambda: library[0](self, stream, sizes, *a, **k)
+    Launcher.__call__ = lambda self, unit, name, *a, **k: each(  # type: ignore[method-assign]
+        name, lambda: launch(self, unit, name, *a, **k)
     )
-    Flash.forward = lambda *a: timed(here, "attention forward", lambda: library[1](*a))  # type: ignore[method-assign]
-    Flash.backward = lambda *a: timed(here, "attention backward", lambda: library[2](*a))  # type: ignore[method-assign]
+    Launcher.fill = lambda self, *a: each("fill", lambda: fill(self, *a))  # type: ignore[method-assign]
+    Products.multiply = lambda self, stream, sizes, *a, **k: each(  # type: ignore[method-assign]
+        f"product {sizes}", lambda: library[0](self, here.current, sizes, *a, **k)
+    )
+    Flash.forward = lambda *a: each("attention forward", lambda: library[1](*a))  # type: ignore[method-assign]
+    Flash.backward = lambda *a: each("attention backward", lambda: library[2](*a))  # type: ignore[method-assign]
     try:
         backend._queue_step()
     finally:
         Launcher.__call__, Launcher.fill = launch, fill  # type: ignore[method-assign]
         Products.multiply, Flash.forward, Flash.backward = library  # type: ignore[method-assign]
-    backend.launcher.synchronise()
+    here.synchronise()
+
+
+def kernel_times(backend: CudaBackend) -> dict[str, list[float]]:
+    """Milliseconds and launches of each kernel over one step."""
+    events: list[tuple[str, Any, Any]] = []
+    driver = backend.card.driver
+
+    def timed(name: str, call: Callable[[], None]) -> None:
+        first, last = driver.Event(), driver.Event()
+        first.record(backend.launcher._current)
+        call()
+        last.record(backend.launcher._current)
+        events.append((name, first, last))
+
+    queue_step(backend, timed)
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for name, first, last in events:
         sums[name][0] += last.time_since(first)

@@ -15,13 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from gpu_step import add_options, make_trainer
+from gpu_step import add_options, make_trainer, queue_step
 from gpu_timing import microseconds
 from running import run
 
 from engine.backends.cuda.backend import CudaBackend
-from engine.backends.cuda.launching import Launcher
-from engine.backends.cuda.mixed.products import Products
 from engine.schedule import step_values
 
 ROUNDS = 3
@@ -31,30 +29,12 @@ Call = Callable[[], None]
 def recorded(backend: CudaBackend) -> list[tuple[str, Call]]:
     """Name and repetition of every launch of a step, which is done once meanwhile."""
     calls: list[tuple[str, Call]] = []
-    launch, fill, multiply = Launcher.__call__, Launcher.fill, Products.multiply
-    main, _ = backend.launcher.streams
 
-    def noted(name: str, again: Call, call: Call) -> None:
-        calls.append((name, again))
+    def noted(name: str, call: Call) -> None:
+        calls.append((name, call))
         call()
 
-    Launcher.__call__ = lambda self, unit, name, *a, **k: noted(  # type: ignore[method-assign]
-        name, lambda: launch(self, unit, name, *a, **k), lambda: launch(self, unit, name, *a, **k)
-    )
-    Launcher.fill = lambda self, *a: noted(  # type: ignore[method-assign]
-        f"fill {a[2]}", lambda: fill(self, *a), lambda: fill(self, *a)
-    )
-    Products.multiply = lambda self, stream, sizes, *a, **k: noted(  # type: ignore[method-assign]
-        f"product {sizes} {k.get('epilogue', 'none')}",
-        lambda: multiply(self, main, sizes, *a, **k),
-        lambda: multiply(self, stream, sizes, *a, **k),
-    )
-    try:
-        backend._queue_step()
-    finally:
-        Launcher.__call__, Launcher.fill = launch, fill  # type: ignore[method-assign]
-        Products.multiply = multiply  # type: ignore[method-assign]
-    backend.launcher.synchronise()
+    queue_step(backend, noted)
     return calls
 
 

@@ -31,7 +31,7 @@ from reproduce.display import counted
 from reproduce.errors import Changed, ConfigurationError, CorruptOutput, Inconclusive, ReproduceError
 from reproduce.imported import is_imported, sample_imported
 from reproduce.lineage import Lineage
-from reproduce.naming import FINAL, REMEDY, digits, final_from_folder, find_state
+from reproduce.naming import FINAL, REMEDY, committed_record, digits, final_from_folder, find_state
 from reproduce.project import Project
 from reproduce.workbench import open_workbench
 
@@ -144,11 +144,11 @@ def show_hash(project: Project, configuration: Configuration, prefix: str) -> It
     except Ambiguous:
         raise
     except InvalidInput:
-        path = project.outputs / "record.json"
-        if not path.is_file() or not hash_bytes(path.read_bytes()).startswith(prefix):
+        committed = committed_record(project, prefix)
+        if committed is None:
             raise
-        # As it comes with Git, without the bundles.
-        yield from _record_lines(hash_bytes(path.read_bytes()), loads(path.read_bytes(), str(path)))
+        name, content = committed
+        yield from _record_lines(name, loads(content, f"record {name}"))
         yield f"bundles        none in {store.path}: `dvc repro` makes them"
         return
     if bundle is None:

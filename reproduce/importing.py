@@ -17,7 +17,7 @@ from artifacts.errors import Ambiguous, InvalidInput
 from artifacts.record import loads
 from reproduce.configuration import RunOptions, from_identity
 from reproduce.errors import Differs, Inconclusive, ReproduceError
-from reproduce.naming import FINAL, digits, final_from_folder, require_digits
+from reproduce.naming import FINAL, committed_record, digits, final_from_folder, require_digits
 from reproduce.project import Project
 from reproduce.workbench import open_workbench
 
@@ -35,7 +35,7 @@ def find_or_import(project: Project, options: RunOptions, prefix: str) -> tuple[
         raise
     except InvalidInput as error:
         path = project.outputs / "record.json"
-        if not path.is_file() or not hash_bytes(path.read_bytes()).startswith(prefix):
+        if committed_record(project, prefix) is None:
             also = f", and {path} is another record" if path.is_file() else ""
             raise ReproduceError(f"{error}{also}: `reproduce log` lists what there is") from error
         return store, _import(project, options, store, path)

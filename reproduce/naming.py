@@ -2,7 +2,7 @@
 
 import re
 
-from artifacts import Bundle, Resolved, Store, load_bundle, read_folder, resolve
+from artifacts import Bundle, Resolved, Store, hash_bytes, load_bundle, read_folder, resolve
 from artifacts.errors import Ambiguous, InvalidInput
 from reproduce.errors import Inconclusive, ReproduceError
 from reproduce.outputs import read_json
@@ -48,6 +48,16 @@ def digits(project: Project, word: str) -> str:
             "and `reproduce log` lists what is saved so far"
         )
     return str(read_json(path, REMEDY)["final_bundle"])
+
+
+def committed_record(project: Project, prefix: str) -> tuple[str, bytes] | None:
+    """Hash and content of the record in run/, where Git puts it, if its hash begins so."""
+    path = project.outputs / "record.json"
+    if not path.is_file():
+        return None
+    content = path.read_bytes()
+    name = hash_bytes(content)
+    return (name, content) if name.startswith(prefix) else None
 
 
 def final_from_folder(project: Project, name: str) -> Bundle:

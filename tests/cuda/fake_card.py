@@ -24,7 +24,7 @@ from engine.backends.cuda.layout import VALUES
 from engine.backends.cuda.mixed.flash import OWN_KERNELS, Heads, Places
 from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS
 from engine.backends.cuda.mixed.hopper_attention import numbers_bytes
-from engine.backends.cuda.mixed.hopper_norm import Product
+from engine.backends.cuda.mixed.hopper_norm import Norm, Product
 from engine.backends.cuda.mixed.products import E4M3, SIZES, Matrix, Products, Shape
 from engine.backends.cuda.mixed.weight_gradients import Gradient, Taken
 from engine.backends.cuda.sources import Unit
@@ -433,36 +433,26 @@ class FakeHopperNorm:
         return wide(np.ascontiguousarray(lines(address, rows, columns, columns, self.dtype)), self.dtype)
 
     @np.errstate(all="ignore")
-    def __call__(
-        self,
-        sizes: tuple[int, int],
-        product: Product,
-        branch_bias: int,
-        x: int,
-        parameters: tuple[int, int],
-        sum: int,
-        y: int,
-        mean: int,
-        rstd: int,
-        dropout: tuple[int, int, int, float, int],
-    ) -> None:
-        (tokens, width), (first, *mask, at) = sizes, dropout
+    def __call__(self, sizes: tuple[int, int], product: Product, norm: Norm) -> None:
+        (tokens, width), (first, site, threshold, factor, at) = sizes, norm.dropout
         left, right = (self._halves(a, n, product.depth) for a, n in ((product.left, tokens), (product.weight, width)))
         branch = wide(narrow(np.stack([row @ right.T for row in left]), self.dtype), self.dtype)
-        gain, bias, added = (memory(a, np.float32, width) if a else None for a in (*parameters, branch_bias))
+        gain, bias, added = (
+            memory(a, np.float32, width) if a else None for a in (norm.gain, norm.bias, norm.branch_bias)
+        )
         branch = branch + (0 if added is None else added)
-        if mask[1]:
+        if threshold:
             (values,) = memory(at, VALUES, 1)
             key = (int(values["key"][0]), int(values["key"][1]))
-            branch = dropped(branch, (mask[0], mask[1], mask[2]), key, int(values["step"]), first)
-        lines(sum, tokens, width, width, self.dtype)[:] = narrow(self._halves(x, *sizes) + branch, self.dtype)
-        total = self._halves(sum, *sizes)
+            branch = dropped(branch, (site, threshold, factor), key, int(values["step"]), first)
+        lines(norm.sum, tokens, width, width, self.dtype)[:] = narrow(self._halves(norm.x, *sizes) + branch, self.dtype)
+        total = self._halves(norm.sum, *sizes)
         means, rstds = total.mean(1), 1 / np.sqrt(total.var(1) + 1e-5)
-        memory(mean, np.float32, tokens)[:], memory(rstd, np.float32, tokens)[:] = means, rstds
+        memory(norm.mean, np.float32, tokens)[:], memory(norm.rstd, np.float32, tokens)[:] = means, rstds
         normalised = (total - means[:, None]) * rstds[:, None]
         if gain is not None:
             normalised = normalised * gain + bias
-        lines(y, tokens, width, width, self.dtype)[:] = narrow(normalised, self.dtype)
+        lines(norm.y, tokens, width, width, self.dtype)[:] = narrow(normalised, self.dtype)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, capability: int = 90) -> None:

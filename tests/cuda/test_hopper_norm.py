@@ -8,7 +8,7 @@ import pytest
 
 from engine.backends.cuda.launching import Launcher
 from engine.backends.cuda.layout import VALUES
-from engine.backends.cuda.mixed.hopper_norm import ROWS, STAGES, HopperNorm, Product, shared
+from engine.backends.cuda.mixed.hopper_norm import ROWS, STAGES, HopperNorm, Norm, Product, shared
 from engine.backends.cuda.run import NO_MASK
 from engine.numerics.random import dropout_threshold
 from engine.operations.dropout import keep_factor
@@ -54,16 +54,13 @@ class Case:
         made: dict[str, Array] = {name: np.empty((tokens, self.width), np.uint16) for name in ("sum", "y")}
         made |= {name: np.empty(tokens, np.float32) for name in ("mean", "rstd")}
         with guarded(self.launcher, given | self.parameters, made) as at:
-            branch_bias, *parameters = (0 if self.bare else at[name] for name in self.parameters)
-            HopperNorm(self.launcher, self.dtype)(
-                (tokens, self.width),
-                Product(at["left"], at["weight"], self.depth),
-                branch_bias,
-                at["x"],
-                (parameters[0], parameters[1]),
-                *(at[name] for name in ("sum", "y", "mean", "rstd")),
-                ((FIRST_ROW + first) * self.width, *self.mask, at["values"]),
+            norm = Norm(
+                **{name: 0 if self.bare else at[name] for name in self.parameters},
+                **{name: at[name] for name in ("x", *made)},
+                dropout=((FIRST_ROW + first) * self.width, *self.mask, at["values"]),
             )
+            product = Product(at["left"], at["weight"], self.depth)
+            HopperNorm(self.launcher, self.dtype)((tokens, self.width), product, norm)
         return made
 
     def expected_sum(self) -> Array:

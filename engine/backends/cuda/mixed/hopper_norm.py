@@ -39,6 +39,23 @@ class Product:
     depth: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """Where the rest stands, as struct Norm. x, sum and y are 16-bit [tokens, W]; branch_bias and LayerNorm's gain and
+    bias fp32 [W], 0 where there is none; mean and rstd fp32 [tokens]. dropout: the number of sum's first element, site,
+    threshold, factor, address of the step's numbers."""
+
+    x: int
+    branch_bias: int
+    gain: int
+    bias: int
+    sum: int
+    y: int
+    mean: int
+    rstd: int
+    dropout: tuple[int, int, int, float, int]
+
+
 class HopperNorm:
     """On one stream, for rows of the widths that serves_width names."""
 
@@ -46,26 +63,9 @@ class HopperNorm:
         self._launch = launch
         self._dtype = dtype
 
-    def __call__(
-        self,
-        sizes: tuple[int, int],
-        product: Product,
-        branch_bias: int,
-        x: int,
-        parameters: tuple[int, int],
-        sum: int,
-        y: int,
-        mean: int,
-        rstd: int,
-        dropout: tuple[int, int, int, float, int],
-    ) -> None:
-        """sum = x + dropout(product + branch_bias), y = LayerNorm(sum), mean and rstd [tokens] its statistics, for
-        `sizes` = tokens and W.
-
-        x, sum and y are 16-bit [tokens, W]; branch_bias and `parameters`, LayerNorm's gain and bias, fp32 [W], 0 where
-        there is none. dropout: the number of sum's first element, site, threshold, factor, address of the step's
-        numbers.
-        """
+    def __call__(self, sizes: tuple[int, int], product: Product, norm: Norm) -> None:
+        """sum = x + dropout(product + branch_bias), y = LayerNorm(sum), mean and rstd its statistics, for `sizes` =
+        tokens and W."""
         (tokens, width), depth = sizes, product.depth
         self._launch(
             kernel_unit(self._dtype, width),
@@ -75,6 +75,7 @@ class HopperNorm:
             (THREADS,),
             matrix_map(product.left, self._dtype, (1, tokens, depth), depth, (ROWS, DEPTH)),
             matrix_map(product.weight, self._dtype, (1, width, depth), depth, (width // PARTS, DEPTH)),
-            *(tokens, depth, x, branch_bias, *parameters, sum, y, mean, rstd, *dropout),
+            *(tokens, depth, norm.x, norm.branch_bias, norm.gain, norm.bias),
+            *(norm.sum, norm.y, norm.mean, norm.rstd, *norm.dropout),
             shared=shared(width),
         )

@@ -10,7 +10,7 @@ from engine.backends.cuda.mixed import hopper_activation
 from engine.backends.cuda.mixed.eight import EightBitProduct
 from engine.backends.cuda.mixed.flash import SPARE, Heads, Places
 from engine.backends.cuda.mixed.hopper_attention import decision_mask, numbers_bytes
-from engine.backends.cuda.mixed.hopper_norm import Product
+from engine.backends.cuda.mixed.hopper_norm import Norm, Product
 from engine.backends.cuda.mixed.joining import join
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
 from engine.backends.cuda.mixed.parts import Parts
@@ -200,11 +200,15 @@ class NormTwin(MixedTwin[Any]):
         """Of the branch only the operand of its last product is there."""
         assert run.norm is not None
         gain, bias = (run.parameter(operation.parameters[r]) if operation.parameters else 0 for r in ("gain", "bias"))
-        branch_bias = run.parameter(operation.branch_bias) if operation.branch_bias else 0
-        x = run.tensor(operation.inputs["x"])
-        total, y, mean, rstd = (run.tensor(operation.outputs[role]) for role in ("sum", "y", "mean", "rstd"))
-        sizes, mask = (run.tokens, operation.width), self._mask(run, operation)
-        run.norm(sizes, product, branch_bias, x, (gain, bias), total, y, mean, rstd, mask)
+        norm = Norm(
+            x=run.tensor(operation.inputs["x"]),
+            branch_bias=run.parameter(operation.branch_bias) if operation.branch_bias else 0,
+            gain=gain,
+            bias=bias,
+            **{role: run.tensor(operation.outputs[role]) for role in ("sum", "y", "mean", "rstd")},
+            dropout=self._mask(run, operation),
+        )
+        run.norm((run.tokens, operation.width), product, norm)
 
     def forward(self, run: Run, operation: Any) -> None:
         run = mixed(run)
