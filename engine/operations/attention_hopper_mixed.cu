@@ -3,11 +3,12 @@
 //
 // Dao et al. 2022 (FlashAttention), Shah et al. 2024 (FlashAttention-3). Scores live in registers alone: sums of one
 // product are the left operand of the next. The backward pass is two kernels, one over queries and one over keys, each
-// of which computes the weights again: every gradient has one writer, which adds in a fixed order.
+// of which computes the weights again; or, where a block has room for a head, one. Every gradient has one writer, which
+// adds in a fixed order.
 //
 // Legend: B rows of the batch, H heads, T tokens, D the width of a head, TP = T padded to a multiple of TILE.
-// qkv is [B, T, 3, H, D], y, dy [B, T, H, D], stats [B, H, T] logarithms of row sums. numbers [B, H, TP, 2] is what the
-// kernel over keys wants to know of a query: the logarithm to base 2 of its row sum, and delta = sum of dy * y.
+// qkv is [B, T, 3, H, D], y, dy [B, T, H, D], stats [B, H, T] logarithms of row sums. numbers [B, H, TP / TILE, 2, TILE] is
+// what the kernel over keys wants to know of queries: logarithms to base 2 of row sums, and deltas, sums of dy * y.
 #include "half_products.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -17,8 +18,6 @@
 #define HALVES (DP == 128 ? 2 : 1) // boxes side by side: one is at most 128 bytes wide
 #define TILE_BYTES (TILE * DP * 2)
 #define DEPTHS (DP / 16)
-// KEYS_SHARED, QUERIES_SHARED: left operands of the kernel over keys, over queries, stand in shared memory, else in
-// registers.
 #define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
 // Weights are relative to a reference that follows a row's maximum with this much of slack (in powers of two).
@@ -27,9 +26,12 @@
 
 __device__ __forceinline__ float infinity() { return __int_as_float(INFINITY_BITS); }
 
+// Of tensors in boxes of a tile of a head; in k_attention_short those that are read in boxes of all tokens.
+struct Maps {
+    TensorMap qkv, y, dy, dqkv;
+};
+
 struct Attention {
-    const uint16 *qkv, *y, *dy;
-    uint16 *out; // y, or dqkv
     float *stats, *numbers;
     const StepValues *values;
     int heads, width, tokens, rows, first_row, chunk;
@@ -61,20 +63,52 @@ __device__ __forceinline__ void copy_tile(uint32 to, const TensorMap *map, int t
     for (int h = 0; h < HALVES; h++) copy_box(to + h * TILE * ROW_BYTES, map, 64 * h, token, head, row, barrier, acts);
 }
 
-// Left operand from global memory: the 64 tokens from `token` on of a matrix with `stride` elements from token to token.
+// Where a lane's row of four blocks of 8 x 8 is in a tile: this warp's 16 rows, the columns from 8 n on.
+__device__ __forceinline__ uint32 blocks_in(uint32 tile, int n) {
+    const int parts = ROW_BYTES / 16;
+    int lane = lane_of_thread(), row = 16 * ((threadIdx.x / WARP) & 3) + lane / 8 % 2 * 8 + lane % 8, part = n + lane / 16;
+    int swizzled = part % parts ^ (ROW_BYTES == 128 ? row % 8 : row / 2 % 4);
+    return tile + part / parts * TILE * ROW_BYTES + row * ROW_BYTES + swizzled * 16;
+}
+
+// A left operand of a warpgroup, from a tile.
 struct Fragments {
     uint32 a[DEPTHS][4];
+
+    __device__ __forceinline__ void load(uint32 tile) {
+#pragma unroll
+        for (int k = 0; k < DEPTHS; k++)
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(a[k][0]), "=r"(a[k][1]), "=r"(a[k][2]), "=r"(a[k][3]) : "r"(blocks_in(tile, 2 * k)) : "memory");
+    }
 };
 
-__device__ __forceinline__ void load_left(Fragments &f, const uint16 *from, int64 stride, int token, int tokens, int width) {
-    int lane = lane_of_thread(), row = token + 16 * ((threadIdx.x / WARP) & 3) + lane / 4, column = 2 * (lane & 3);
+// Narrow the 64 x DP sums of a warpgroup, times a factor for each of a thread's two rows, to a tile.
+__device__ __forceinline__ void store_tile(uint32 tile, const float (&d)[DP / 2], float first, float second) {
 #pragma unroll
-    for (int k = 0; k < DEPTHS; k++)
+    for (int n = 0; n < DP / 8; n += 2) {
+        uint32 words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int r = row + 8 * (i & 1), c = 16 * k + column + 4 * (i & 2);
-            f.a[k][i] = r < tokens && c < width ? *(const uint32 *)(from + r * stride + c) : 0u;
+            float factor = i % 2 ? second : first;
+            words[i] = narrowed(d[4 * n + 2 * i] * factor, d[4 * n + 2 * i + 1] * factor);
         }
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(blocks_in(tile, n)), "r"(words[0]),
+                     "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+    }
+}
+
+// After a warpgroup has stored tiles: whether this is the thread that has them copied. Boxes by the copy engine, as threads
+// that write rows of 64 bytes themselves take several times as long.
+__device__ __forceinline__ bool tiles_stored() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup()) : "memory");
+    return threadIdx.x % 128 == 0;
+}
+
+__device__ __forceinline__ void write_tile(uint32 from, const TensorMap *map, int token, int head, int row) {
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) store_box(map, 64 * h, token, head, row, from + h * TILE * ROW_BYTES);
 }
 
 // scores = left times a tile's rows.
@@ -102,42 +136,6 @@ __device__ __forceinline__ float quad_sum(float x) {
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
     return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
-}
-
-// Four lanes hold four words each: afterwards lane t holds the words number t of all four.
-__device__ __forceinline__ void turn(uint32 (&w)[4]) {
-    int lane = lane_of_thread();
-#pragma unroll
-    for (int apart = 1; apart <= 2; apart *= 2)
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (j & apart) continue;
-            bool upper = lane & apart;
-            uint32 got = __shfl_xor_sync(ALL_LANES, upper ? w[j] : w[j + apart], apart);
-            if (upper) w[j] = got;
-            else w[j + apart] = got;
-        }
-}
-
-// Narrow and write the 64 x DP sums of a warpgroup, times a factor for each of a thread's two rows.
-__device__ __forceinline__ void write_rows(uint16 *out, int64 stride, int row, int tokens, int width, float (&d)[DP / 2],
-                                           float first, float second) {
-    int t = lane_of_thread() & 3;
-#pragma unroll
-    for (int i = 0; i < DP / 32; i++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float factor = half ? second : first;
-            uint32 w[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                int at = 16 * i + 4 * j + 2 * half;
-                w[j] = narrowed(d[at] * factor, d[at + 1] * factor);
-            }
-            turn(w);
-            int r = row + 8 * half, c = 32 * i + 8 * t;
-            if (r < tokens && c < width) *(uint4 *)(out + r * stride + c) = make_uint4(w[0], w[1], w[2], w[3]);
-        }
 }
 
 // --- dropout --------------------------------------------------------------------------------------------------------
@@ -197,13 +195,14 @@ __device__ __forceinline__ bool is_kept(uint32 kept, int i) { return !DROPOUT ||
 
 // --- a ring of tiles ------------------------------------------------------------------------------------------------
 
-// Tiles go round through STAGES places. The first warp asks for a tile as soon as all warps have left the one before in
-// its place; it looks after those that were left a step ago, so that warpgroups may run apart by a step. Every warp waits
-// for every tile, also for those that it has no use for, or it would leave tiles that have not come.
-template <int STAGES, int BYTES>
+// Tiles go round through STAGES places. The first warp of a warpgroup, of one after the other, asks for a tile as soon as
+// all warps have left the one before in its place; it looks after those that were left a step ago, so that warpgroups may
+// run apart by a step. Every warp waits for every tile, also for those that it has no use for, or it would leave tiles
+// that have not come.
+template <int STAGES, int BYTES, int GROUPS>
 struct Ring {
     uint32 memory, full, empty;
-    int count, leads, lane;
+    int count, leads, lane; // leads: the warpgroup whose first warp this is, else -1
 
     __device__ __forceinline__ uint32 at(int step) const { return memory + (step % STAGES) * BYTES; }
     __device__ __forceinline__ uint32 arrival(int step) const { return full + 8 * (step % STAGES); }
@@ -211,7 +210,7 @@ struct Ring {
     __device__ __forceinline__ void leave(int step) const { barrier_arrive(empty + 8 * (step % STAGES), lane == 0); }
     template <typename Copy>
     __device__ __forceinline__ void begin(const Copy &copy) const {
-        if (leads)
+        if (leads == 0)
             for (int step = 0; step < min(STAGES, count); step++) copy(step, lane == 0);
     }
     // After `step`: products of the one before are done.
@@ -219,7 +218,7 @@ struct Ring {
     __device__ __forceinline__ void pass(int step, const Copy &copy) const {
         if (step > 0) leave(step - 1);
         int left = step - 2;
-        if (leads && left >= 0 && left + STAGES < count) {
+        if (leads == left % GROUPS && left >= 0 && left + STAGES < count) {
             barrier_wait(empty + 8 * (left % STAGES), (left / STAGES) & 1);
             copy(left + STAGES, lane == 0);
         }
@@ -232,26 +231,35 @@ struct Ring {
 };
 
 template <int STAGES, int BYTES, int GROUPS>
-__device__ __forceinline__ Ring<STAGES, BYTES> make_ring(uint32 memory, uint64 *barriers, int count) {
+__device__ __forceinline__ Ring<STAGES, BYTES, GROUPS> make_ring(uint32 memory, uint64 *barriers, int count) {
     // Asked for before it is waited for; and what a warpgroup that ends early still reads is not written over.
     static_assert(STAGES >= 3 && STAGES >= GROUPS, "too few stages");
-    Ring<STAGES, BYTES> ring = {memory, shared_address(barriers), shared_address(barriers) + 8 * STAGES, count,
-                               __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0) == 0, lane_of_thread()};
+    int warp = __shfl_sync(ALL_LANES, threadIdx.x / WARP, 0);
+    Ring<STAGES, BYTES, GROUPS> ring = {memory, shared_address(barriers), shared_address(barriers) + 8 * STAGES, count,
+                                       warp % 4 == 0 ? warp / 4 : -1, lane_of_thread()};
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(ring.full + 8 * s, 1);
             barrier_init(ring.empty + 8 * s, blockDim.x / WARP);
         }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     return ring;
 }
 
+// The barrier of so many tiles for each warpgroup of a block, that one thread asks for next.
+template <int GROUPS>
+__device__ __forceinline__ void begin_lefts(uint32 barrier, int tiles) {
+    barrier_init(barrier, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barrier_expect(barrier, GROUPS * tiles * TILE_BYTES);
+}
+
 // The tile number `step` of a head's keys, and beside it that of its values.
-template <int STAGES, int BYTES>
-__device__ __forceinline__ void copy_keys_and_values(const Ring<STAGES, BYTES> &ring, const TensorMap *map, int heads, int head,
-                                                     int row, int step, int acts) {
+template <typename Ring>
+__device__ __forceinline__ void copy_keys_and_values(const Ring &ring, const TensorMap *map, int heads, int head, int row,
+                                                     int step, int acts) {
     barrier_expect(ring.arrival(step), 2 * TILE_BYTES, acts);
     copy_tile(ring.at(step), map, step * TILE, heads + head, row, ring.arrival(step), acts);
     copy_tile(ring.at(step) + TILE_BYTES, map, step * TILE, 2 * heads + head, row, ring.arrival(step), acts);
@@ -296,9 +304,9 @@ __device__ __forceinline__ bool weigh(float (&s)[SCORES], Rows &rows, float scal
 }
 
 extern "C" __global__ void __launch_bounds__(128 * FORWARD_GROUPS, FORWARD_BLOCKS)
-    k_attention_forward(const __grid_constant__ TensorMap map, Attention p) {
+    k_attention_forward(const __grid_constant__ Maps maps, Attention p) {
     extern __shared__ int8 dynamic[];
-    __shared__ uint64 barriers[2 * FORWARD_STAGES];
+    __shared__ uint64 barriers[2 * FORWARD_STAGES + 1];
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u;
     int tiles = (p.tokens + FORWARD_GROUPS * TILE - 1) / (FORWARD_GROUPS * TILE);
     Place place = place_of(p, tiles);
@@ -307,12 +315,18 @@ extern "C" __global__ void __launch_bounds__(128 * FORWARD_GROUPS, FORWARD_BLOCK
     int row = own + 16 * ((threadIdx.x / WARP) & 3) + lane / 4;
     int steps = (min(first + FORWARD_GROUPS * TILE, p.tokens) + TILE - 1) / TILE;
     int own_steps = own < p.tokens ? own / TILE + 1 : 0;
+    uint32 lefts = memory + FORWARD_STAGES * 2 * TILE_BYTES, loaded = shared_address(barriers + 2 * FORWARD_STAGES);
+    if (threadIdx.x == 0) {
+        begin_lefts<FORWARD_GROUPS>(loaded, 1);
+        for (int g = 0; g < FORWARD_GROUPS; g++) copy_tile(lefts + g * TILE_BYTES, &maps.qkv, first + g * TILE, h, b, loaded);
+    }
     auto ring = make_ring<FORWARD_STAGES, 2 * TILE_BYTES, FORWARD_GROUPS>(memory, barriers, steps);
-    auto copy = [&](int step, int acts) { copy_keys_and_values(ring, &map, p.heads, h, b, step, acts); };
+    auto copy = [&](int step, int acts) { copy_keys_and_values(ring, &maps.qkv, p.heads, h, b, step, acts); };
     ring.begin(copy);
-    int64 line = (int64)p.heads * p.width;
+    uint32 left = lefts + warpgroup() * TILE_BYTES; // queries, and y in the end
+    barrier_wait(loaded, 0);
     Fragments q;
-    load_left(q, p.qkv + (int64)b * p.tokens * 3 * line + h * p.width, 3 * line, own, p.tokens, p.width);
+    q.load(left);
     float scale = p.scale * LOG2_E, o[DP / 2], s[SCORES];
     uint32 weights[TILE / 16][4];
     Rows rows = {{-1e30f, -1e30f}, {0.0f, 0.0f}};
@@ -370,27 +384,18 @@ extern "C" __global__ void __launch_bounds__(128 * FORWARD_GROUPS, FORWARD_BLOCK
         if ((lane & 3) == 0 && row + 8 * r < p.tokens)
             p.stats[(int64)place.head * p.tokens + row + 8 * r] = (rows.reference[r] + log2f(sum)) * LN_2;
     }
-    write_rows(p.out + (int64)b * p.tokens * line + h * p.width, line, row, p.tokens, p.width, o, inverse[0], inverse[1]);
+    store_tile(left, o, inverse[0], inverse[1]);
+    if (tiles_stored()) {
+        write_tile(left, &maps.y, own, h, b);
+        stores_read();
+    }
 }
 
 // --- backward, over queries -----------------------------------------------------------------------------------------
 
-// Both left operands of each warpgroup of a block, from two tensors, to shared memory; asked for by thread 0.
-__device__ __forceinline__ void copy_lefts(uint32 to, const TensorMap *a, int a_head, const TensorMap *b, int b_head, int token,
-                                           int row, uint32 barrier) {
-    int groups = blockDim.x / 128;
-    barrier_init(barrier, 1);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    barrier_expect(barrier, groups * 2 * TILE_BYTES);
-    for (int g = 0; g < groups; g++) {
-        copy_tile(to + 2 * g * TILE_BYTES, a, token + g * TILE, a_head, row, barrier);
-        copy_tile(to + (2 * g + 1) * TILE_BYTES, b, token + g * TILE, b_head, row, barrier);
-    }
-}
-
 // dq, and the numbers of queries.
 extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
-    k_attention_queries(const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap dy_map, Attention p) {
+    k_attention_queries(const __grid_constant__ Maps maps, Attention p) {
     extern __shared__ int8 dynamic[];
     __shared__ uint64 barriers[2 * QUERY_STAGES + 1];
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u;
@@ -402,14 +407,23 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
     int steps = (min(first + QUERY_GROUPS * TILE, p.tokens) + TILE - 1) / TILE;
     int own_steps = own < p.tokens ? own / TILE + 1 : 0;
     uint32 lefts = memory + QUERY_STAGES * 2 * TILE_BYTES, loaded = shared_address(barriers + 2 * QUERY_STAGES);
-    if (QUERIES_SHARED && threadIdx.x == 0) copy_lefts(lefts, &map, h, &dy_map, h, first, b, loaded);
+    if (threadIdx.x == 0) {
+        begin_lefts<QUERY_GROUPS>(loaded, 3);
+        for (int g = 0; g < QUERY_GROUPS; g++) {
+            uint32 to = lefts + 3 * g * TILE_BYTES;
+            copy_tile(to, &maps.qkv, first + g * TILE, h, b, loaded);
+            copy_tile(to + TILE_BYTES, &maps.dy, first + g * TILE, h, b, loaded);
+            copy_tile(to + 2 * TILE_BYTES, &maps.y, first + g * TILE, h, b, loaded);
+        }
+    }
     auto ring = make_ring<QUERY_STAGES, 2 * TILE_BYTES, QUERY_GROUPS>(memory, barriers, steps);
-    auto copy = [&](int step, int acts) { copy_keys_and_values(ring, &map, p.heads, h, b, step, acts); };
+    auto copy = [&](int step, int acts) { copy_keys_and_values(ring, &maps.qkv, p.heads, h, b, step, acts); };
     ring.begin(copy);
-    int64 line = (int64)p.heads * p.width, start = (int64)b * p.tokens * line + h * p.width;
+    uint32 left_at = lefts + 3 * warpgroup() * TILE_BYTES; // queries, dy and y
+    barrier_wait(loaded, 0);
     Fragments left_dy, left_y;
-    load_left(left_dy, p.dy + start, line, own, p.tokens, p.width);
-    load_left(left_y, p.y + start, line, own, p.tokens, p.width);
+    left_dy.load(left_at + TILE_BYTES);
+    left_y.load(left_at + 2 * TILE_BYTES);
     float delta[2] = {0.0f, 0.0f}, logarithm[2];
 #pragma unroll
     for (int k = 0; k < DEPTHS; k++)
@@ -424,16 +438,12 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
         delta[r] = quad_sum(delta[r]);
         // Absent queries weigh nothing.
         logarithm[r] = at < p.tokens ? p.stats[(int64)place.head * p.tokens + at] * LOG2_E : infinity();
-        if ((lane & 3) == 0 && at < padded)
-            ((float2 *)p.numbers)[(int64)place.head * padded + at] = make_float2(logarithm[r], delta[r]);
+        if ((lane & 3) == 0 && at < padded) {
+            float *numbers = p.numbers + 2 * ((int64)place.head * padded + at / TILE * TILE) + at % TILE;
+            numbers[0] = logarithm[r], numbers[TILE] = delta[r];
+        }
     }
-#if QUERIES_SHARED
-    uint64 q = box_descriptor<ROW_BYTES>(lefts + 2 * warpgroup() * TILE_BYTES), dy = q + TILE_BYTES / 16;
-    barrier_wait(loaded, 0);
-#else
-    Fragments q, &dy = left_dy;
-    load_left(q, p.qkv + (int64)b * p.tokens * 3 * line + h * p.width, 3 * line, own, p.tokens, p.width);
-#endif
+    uint64 q = box_descriptor<ROW_BYTES>(left_at), dy = q + TILE_BYTES / 16;
     float scale = p.scale * LOG2_E, dq[DP / 2], s[SCORES], ds[SCORES];
     uint32 left[TILE / 16][4];
 #pragma unroll
@@ -485,17 +495,32 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
     products_commit();
     products_wait<0>();
     products_done(dq);
-    write_rows(p.out + (int64)b * p.tokens * 3 * line + h * p.width, 3 * line, row, p.tokens, p.width, dq, p.scale, p.scale);
+    store_tile(left_at, dq, p.scale, p.scale);
+    if (tiles_stored()) {
+        write_tile(left_at, &maps.dqkv, own, h, b);
+        stores_read();
+    }
 }
 
 // --- backward, over keys --------------------------------------------------------------------------------------------
+
+// Numbers of a thread's columns of a tile of queries.
+struct Numbers {
+    float2 of[TILE / 8];
+
+    __device__ __forceinline__ void load(const float *tile) {
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n++) of[n] = *(const float2 *)(tile + 8 * n + 2 * (lane_of_thread() & 3));
+    }
+    __device__ __forceinline__ float at(int i) const { return i & 1 ? of[i / 4].y : of[i / 4].x; }
+};
 
 #define NUMBERS_BYTES (8 * TILE)
 #define KEYS_STAGE (2 * TILE_BYTES + 1024) // queries, dy, and the numbers of queries
 
 // dk and dv.
 extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
-    k_attention_keys(const __grid_constant__ TensorMap map, const __grid_constant__ TensorMap dy_map, Attention p) {
+    k_attention_keys(const __grid_constant__ Maps maps, Attention p) {
     extern __shared__ int8 dynamic[];
     __shared__ uint64 barriers[2 * KEY_STAGES + 1];
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u;
@@ -508,26 +533,25 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
     int query_tiles = (p.tokens + TILE - 1) / TILE, first_tile = first / TILE, steps = query_tiles - first_tile;
     bool present = own < p.tokens;
     uint32 lefts = memory + KEY_STAGES * KEYS_STAGE, loaded = shared_address(barriers + 2 * KEY_STAGES);
-    if (KEYS_SHARED && threadIdx.x == 0) copy_lefts(lefts, &map, p.heads + h, &map, 2 * p.heads + h, first, b, loaded);
+    if (threadIdx.x == 0) {
+        begin_lefts<KEY_GROUPS>(loaded, 2);
+        for (int g = 0; g < KEY_GROUPS; g++)
+            for (int n = 0; n < 2; n++) // keys, values
+                copy_tile(lefts + (2 * g + n) * TILE_BYTES, &maps.qkv, first + g * TILE, (1 + n) * p.heads + h, b, loaded);
+    }
     auto ring = make_ring<KEY_STAGES, KEYS_STAGE, KEY_GROUPS>(memory, barriers, steps);
     auto copy = [&](int step, int acts) {
         int token = (first_tile + step) * TILE;
         uint32 to = ring.at(step), arrival = ring.arrival(step);
         barrier_expect(arrival, 2 * TILE_BYTES + NUMBERS_BYTES, acts);
-        copy_tile(to, &map, token, h, b, arrival, acts);
-        copy_tile(to + TILE_BYTES, &dy_map, token, h, b, arrival, acts);
+        copy_tile(to, &maps.qkv, token, h, b, arrival, acts);
+        copy_tile(to + TILE_BYTES, &maps.dy, token, h, b, arrival, acts);
         copy_bytes(to + 2 * TILE_BYTES, p.numbers + 2 * ((int64)place.head * query_tiles * TILE + token), NUMBERS_BYTES, arrival, acts);
     };
     ring.begin(copy);
-    int64 line = (int64)p.heads * p.width, start = (int64)b * p.tokens * 3 * line + h * p.width;
-#if KEYS_SHARED
-    uint64 k = box_descriptor<ROW_BYTES>(lefts + 2 * group * TILE_BYTES), v = k + TILE_BYTES / 16;
+    uint32 left_at = lefts + 2 * group * TILE_BYTES; // keys and values, and their gradients in the end
+    uint64 k = box_descriptor<ROW_BYTES>(left_at), v = k + TILE_BYTES / 16;
     barrier_wait(loaded, 0);
-#else
-    Fragments k, v;
-    load_left(k, p.qkv + start + line, 3 * line, own, p.tokens, p.width);
-    load_left(v, p.qkv + start + 2 * line, 3 * line, own, p.tokens, p.width);
-#endif
     float scale = p.scale * LOG2_E, dk[DP / 2], dv[DP / 2], s[SCORES], ds[SCORES];
     uint32 weights[TILE / 16][4], left[TILE / 16][4];
 #pragma unroll
@@ -536,7 +560,7 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
         ring.wait(step);
         uint32 at = ring.at(step);
         uint64 queries = box_descriptor<ROW_BYTES>(at), dys = box_descriptor<ROW_BYTES>(at + TILE_BYTES);
-        const float4 *numbers = (const float4 *)__cvta_shared_to_generic(at + 2 * TILE_BYTES) + (lane & 3);
+        const float *numbers = (const float *)__cvta_shared_to_generic(at + 2 * TILE_BYTES);
         products_begin();
         multiply_rows(s, k, queries);
         products_commit();
@@ -551,15 +575,14 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
         uint32 kept = 0;
         int token = (first_tile + step) * TILE;
         if (DROPOUT) kept = kept_by_key(p, place.head, token, own + 16 * ((threadIdx.x / WARP) & 3));
+        Numbers logarithms, deltas; // read before they are wanted, as far as there are registers
+        logarithms.load(numbers);
+        if (DP == 64) deltas.load(numbers + TILE);
         if (first) products_wait<1>();
         else products_wait<2>();
         products_done(s);
 #pragma unroll
-        for (int n = 0; n < TILE / 8; n++) {
-            float4 pair = numbers[4 * n]; // logarithm and delta of two queries
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[4 * n + e] = exp2f(s[4 * n + e] * scale - (e & 1 ? pair.z : pair.x));
-        }
+        for (int i = 0; i < SCORES; i++) s[i] = exp2f(s[i] * scale - logarithms.at(i));
         if (first) {
 #pragma unroll
             for (int i = 0; i < SCORES; i++)
@@ -568,16 +591,12 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
         if (first) products_wait<0>();
         else products_wait<1>();
         products_done(ds);
+        if (DP != 64) deltas.load(numbers + TILE);
 #pragma unroll
-        for (int n = 0; n < TILE / 8; n++) {
-            float4 pair = numbers[4 * n];
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int i = 4 * n + e;
-                if (DROPOUT) ds[i] = is_kept(kept, i) ? ds[i] * p.mask.factor : 0.0f;
-                ds[i] = s[i] * (ds[i] - (e & 1 ? pair.w : pair.y));
-                if (DROPOUT) s[i] = is_kept(kept, i) ? s[i] : 0.0f;
-            }
+        for (int i = 0; i < SCORES; i++) {
+            if (DROPOUT) ds[i] = is_kept(kept, i) ? ds[i] * p.mask.factor : 0.0f;
+            ds[i] = s[i] * (ds[i] - deltas.at(i));
+            if (DROPOUT) s[i] = is_kept(kept, i) ? s[i] : 0.0f;
         }
         products_wait<0>();
         products_done(dk);
@@ -600,8 +619,178 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
     products_done(dk);
     products_done(dv);
     float factor = DROPOUT ? p.mask.factor : 1.0f;
-    write_rows(p.out + start + line, 3 * line, row, p.tokens, p.width, dk, p.scale, p.scale);
-    write_rows(p.out + start + 2 * line, 3 * line, row, p.tokens, p.width, dv, factor, factor);
+    store_tile(left_at, dk, p.scale, p.scale);
+    store_tile(left_at + TILE_BYTES, dv, factor, factor);
+    if (tiles_stored()) {
+        write_tile(left_at, &maps.dqkv, own, p.heads + h, b);
+        write_tile(left_at + TILE_BYTES, &maps.dqkv, own, 2 * p.heads + h, b);
+        stores_read();
+    }
 }
 
+#if DP == 32
+// --- backward, all of a head in one block ---------------------------------------------------------------------------
+
+#define SHORT_TILES 4 // at most, of tokens
+#define SHORT_STEPS (SHORT_TILES + 1)
+#define SCORE_BYTES (TILE * 128) // of a tile of gradients of scores
+
+// The sum of products of eight elements.
+__device__ __forceinline__ float eight_products(uint4 a, uint4 b) {
+    uint32 as[4] = {a.x, a.y, a.z, a.w}, bs[4] = {b.x, b.y, b.z, b.w};
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum += widened((uint16)(as[i] & 0xffff)) * widened((uint16)(bs[i] & 0xffff));
+        sum += widened((uint16)(as[i] >> 16)) * widened((uint16)(bs[i] >> 16));
+    }
+    return sum;
+}
+
+// Store what a warp has of gradients of scores, 16 keys and 16 queries, to a tile whose lines are queries: a lane names
+// the row of one of four blocks of 8 x 8, which are stored transposed.
+__device__ __forceinline__ void store_scores(uint32 tile, int queries, const uint32 (&words)[4]) {
+    int lane = lane_of_thread(), query = queries + lane / 16 * 8 + lane % 8, chunk = 2 * ((threadIdx.x / WARP) & 3) + lane / 8 % 2;
+    uint32 to = tile + query * 128 + (chunk ^ (query & 7)) * 16;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3]) : "memory");
+}
+
+// dq, dk and dv of a head with at most four tiles, by two warpgroups: number g takes first the keys of tile g, with all
+// queries from the last tile up to these, then those of tile 3 - g, five steps in all. g owns the queries of tiles g and
+// 3 - g, too: after every step both meet, and what the step left for dq is added. Every gradient has one writer, which
+// adds in a fixed order.
+extern "C" __global__ void __launch_bounds__(256, 2)
+    k_attention_short(const __grid_constant__ Maps maps, Attention p) {
+    extern __shared__ int8 dynamic[];
+    __shared__ uint64 barriers[1];
+    __shared__ __align__(16) float numbers[2][SHORT_TILES * TILE]; // logarithms and deltas of queries
+    int tiles = (p.tokens + TILE - 1) / TILE, group = warpgroup(), warp = (threadIdx.x / WARP) & 3, lane = lane_of_thread();
+    int b = blockIdx.x / p.heads, h = blockIdx.x - b * p.heads;
+    uint32 memory = (shared_address(dynamic) + 1023) & ~1023u, arrival = shared_address(barriers);
+    // Behind each other: queries, keys, values, dy; where y is first, gradients of scores of both warpgroups; dq of the
+    // later queries as far as it has come, which registers have no room for.
+    uint32 places[5], scores = memory + 4 * SHORT_TILES * TILE_BYTES;
+    float *parked = (float *)__cvta_shared_to_generic(scores + 2 * SCORE_BYTES) + threadIdx.x;
+#pragma unroll
+    for (int n = 0; n < 5; n++) places[n] = memory + n * SHORT_TILES * TILE_BYTES;
+    if (threadIdx.x == 0) {
+        begin_lefts<1>(arrival, 5 * tiles);
+#pragma unroll
+        for (int n = 0; n < 5; n++) // all tokens in a box
+            copy_box(places[n], n == 4 ? &maps.y : n == 3 ? &maps.dy : &maps.qkv, 0, 0, n < 3 ? n * p.heads + h : h, b, arrival);
+    }
+    int token = threadIdx.x;
+    float logarithm = token < p.tokens ? p.stats[(int64)blockIdx.x * p.tokens + token] : infinity(); // absent ones weigh nothing
+    __syncthreads();
+    barrier_wait(arrival, 0);
+    if (token < tiles * TILE) {
+        const uint4 *y = (const uint4 *)__cvta_shared_to_generic(places[4] + token * ROW_BYTES);
+        const uint4 *dy = (const uint4 *)__cvta_shared_to_generic(places[3] + token * ROW_BYTES);
+        float delta = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) { // y and dy lie alike; threads side by side read from different banks
+            int part = (i + lane / 2) % 4;
+            delta += eight_products(dy[part], y[part]);
+        }
+        numbers[0][token] = logarithm * LOG2_E, numbers[1][token] = delta;
+    }
+    __syncthreads();
+    float scale = p.scale * LOG2_E, dk[DP / 2], dv[DP / 2];
+#pragma unroll
+    for (int i = 0; i < DP / 2; i++) dk[i] = dv[i] = 0.0f;
+    // d += gradients of scores that `by` has left times these keys.
+    auto add_queries = [&](float (&d)[DP / 2], int by, int keys) {
+        uint64 from = box_descriptor<128>(scores + by * SCORE_BYTES), tile = box_descriptor<ROW_BYTES>(places[1] + keys * TILE_BYTES);
+        products_begin();
+#pragma unroll
+        for (int c = 0; c < TILE / 16; c++) half_product<1>(d, from + 2 * c, tile + down(c), 1);
+        products_commit();
+        products_wait<0>();
+        products_done(d);
+    };
+    int turning = SHORT_TILES - 1 - group; // the last step with the first keys
+#pragma unroll 1
+    for (int step = 0; step < SHORT_STEPS; step++) {
+        int keys = step <= turning ? group : turning, tile = SHORT_TILES - 1 - (step <= turning ? step : step - turning - 1);
+        if (tile < tiles) {
+            uint64 queries = box_descriptor<ROW_BYTES>(places[0] + tile * TILE_BYTES);
+            uint64 dys = box_descriptor<ROW_BYTES>(places[3] + tile * TILE_BYTES);
+            float s[SCORES], ds[SCORES];
+            uint32 weights[TILE / 16][4], left[TILE / 16][4];
+            products_begin();
+            multiply_rows(s, box_descriptor<ROW_BYTES>(places[1] + keys * TILE_BYTES), queries);
+            products_commit();
+            multiply_rows(ds, box_descriptor<ROW_BYTES>(places[2] + keys * TILE_BYTES), dys);
+            products_commit();
+            uint32 kept = 0;
+            if (DROPOUT) kept = kept_by_key(p, blockIdx.x, tile * TILE, keys * TILE + 16 * warp);
+            Numbers logarithms, deltas;
+            products_wait<1>();
+            products_done(s);
+            logarithms.load(numbers[0] + tile * TILE);
+#pragma unroll
+            for (int i = 0; i < SCORES; i++) s[i] = exp2f(s[i] * scale - logarithms.at(i));
+            if (tile == keys) {
+#pragma unroll
+                for (int i = 0; i < SCORES; i++)
+                    if (16 * warp + lane / 4 + 8 * ((i >> 1) & 1) > 8 * (i / 4) + 2 * (lane & 3) + (i & 1)) s[i] = 0.0f;
+            }
+            products_wait<0>();
+            products_done(ds);
+            deltas.load(numbers[1] + tile * TILE);
+#pragma unroll
+            for (int c = 0; c < TILE / 16; c++) {
+#pragma unroll
+                for (int i = 8 * c; i < 8 * c + 8; i++) {
+                    if (DROPOUT) ds[i] = is_kept(kept, i) ? ds[i] * p.mask.factor : 0.0f;
+                    ds[i] = s[i] * (ds[i] - deltas.at(i));
+                    if (DROPOUT) s[i] = is_kept(kept, i) ? s[i] : 0.0f;
+                }
+                left_operand(weights[c], s, c), left_operand(left[c], ds, c);
+                store_scores(scores + group * SCORE_BYTES, 16 * c, left[c]);
+            }
+            products_begin();
+            add_tile(dv, weights, dys);
+            add_tile(dk, left, queries);
+            products_commit();
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncthreads();
+            products_wait<0>();
+            products_done(dk), products_done(dv);
+        } else __syncthreads();
+        bool begins = step == group, goes_on = step == SHORT_STEPS - 2 && group == 0, ends = step == SHORT_STEPS - 1;
+        float dq[DP / 2];
+        if (turning < tiles && (begins || goes_on)) {
+#pragma unroll
+            for (int i = 0; i < DP / 2; i++) dq[i] = begins ? 0.0f : parked[256 * i];
+            add_queries(dq, begins ? 0 : 1, begins ? 0 : 2);
+            if (begins) add_queries(dq, 1, 1);
+#pragma unroll
+            for (int i = 0; i < DP / 2; i++) parked[256 * i] = dq[i];
+        }
+        if (keys < tiles && (step == turning || ends)) {
+#pragma unroll
+            for (int i = 0; i < DP / 2; i++) dq[i] = ends ? parked[256 * i] : 0.0f;
+            add_queries(dq, ends ? group : 0, ends ? turning : 0);
+            if (group == 1 && !ends) add_queries(dq, 1, 1);
+            // Nobody needs queries, keys and values of this tile any more.
+            uint32 from = memory + keys * TILE_BYTES;
+            float factor = DROPOUT ? p.mask.factor : 1.0f;
+            store_tile(from, dq, p.scale, p.scale);
+            store_tile(from + SHORT_TILES * TILE_BYTES, dk, p.scale, p.scale);
+            store_tile(from + 2 * SHORT_TILES * TILE_BYTES, dv, factor, factor);
+            if (tiles_stored())
+#pragma unroll
+                for (int n = 0; n < 3; n++)
+                    write_tile(from + n * SHORT_TILES * TILE_BYTES, &maps.dqkv, keys * TILE, n * p.heads + h, b);
+#pragma unroll
+            for (int i = 0; i < DP / 2; i++) dk[i] = dv[i] = 0.0f;
+        }
+        __syncthreads(); // before the next gradients are left
+    }
+    if (threadIdx.x % 128 == 0) stores_read();
+}
+
+#endif
 #endif

@@ -4,7 +4,7 @@ import pytest
 
 from engine.backends.cuda import compiler
 from engine.backends.cuda.mixed import hopper_activation, hopper_norm, weight_gradients
-from engine.backends.cuda.mixed.hopper_attention import SHAPES, kernels_unit
+from engine.backends.cuda.mixed.hopper_attention import SHAPES, SHORT_WIDTH, kernels_unit
 from engine.backends.cuda.mixed.weight_gradients import LARGE, MOST_CHAINS, SMALL, Form
 from engine.backends.cuda.sources import UNITS, Unit, constants, headers, source
 
@@ -77,6 +77,7 @@ def test_attention_of_the_tier_prod_compiles(wide: int, dropout: bool) -> None:
     unit = kernels_unit("bfloat16", wide, dropout)
     code = compiler.compile_unit(unit, compiler.HOPPER)
     assert all(name in code for name in (b"k_attention_forward", b"k_attention_queries", b"k_attention_keys"))
+    assert (b"k_attention_short" in code) == (wide == SHORT_WIDTH)
 
 
 @needs_compiler

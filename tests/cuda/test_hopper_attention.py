@@ -60,7 +60,7 @@ class Call:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("context", [1, 63, 64, 65, 200, 1024])
+@pytest.mark.parametrize("context", [1, 63, 64, 65, 130, 200, 256, 1024])
 @pytest.mark.parametrize("width", [8, 16, 32, 64, 96, 128])
 @pytest.mark.parametrize(("dtype", "dropout"), [("bfloat16", 0.0), ("float16", 0.0), ("bfloat16", 0.2)])
 def test_attention_is_near_float64_and_repeats(

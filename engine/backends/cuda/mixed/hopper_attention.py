@@ -17,8 +17,9 @@ from engine.backends.cuda.tensor_maps import BEFORE_MAPS, heads_map
 
 TILE = 64  # as in attention_hopper_mixed.cu
 CACHED = 16 << 20  # bytes of keys and values that should stay in the card's cache
-ARGUMENTS = f"PPPPPPPiiiiiif{MASK}"  # struct Attention
+ARGUMENTS = f"PPPiiiiiif{MASK}"  # struct Attention
 SPARE = 1024  # bytes: tiles are moved to a multiple of it
+SHORT_TILES, SHORT_WIDTH = 4, 32  # of a head that one block takes in the backward pass, at most
 
 
 @dataclass(frozen=True)
@@ -30,22 +31,23 @@ class Form:
     stages: int
 
 
+SHORT = Form(groups=2, blocks=2, stages=1)
+
+
 @dataclass(frozen=True)
 class Shape:
     """The forms of the kernels of one padded width of a head."""
 
     forward: Form
     queries: Form
-    queries_shared: int  # whether left operands stand in shared memory, else in registers
     keys: Form
-    keys_shared: int
 
 
 # The fastest of those tried on an H200 (docs/prod.md).
 SHAPES = {
-    32: Shape(Form(2, 2, 4), Form(1, 4, 4), 1, Form(1, 3, 4), 1),
-    64: Shape(Form(2, 2, 4), Form(1, 3, 3), 1, Form(2, 1, 4), 1),
-    128: Shape(Form(2, 1, 4), Form(2, 1, 4), 0, Form(2, 1, 3), 1),
+    32: Shape(Form(1, 4, 4), Form(1, 4, 4), Form(1, 3, 4)),
+    64: Shape(Form(2, 2, 4), Form(1, 3, 3), Form(2, 1, 5)),
+    128: Shape(Form(2, 1, 4), Form(2, 1, 4), Form(2, 1, 4)),
 }
 
 
@@ -76,12 +78,15 @@ def kernels_unit(dtype: str, wide: int, dropout: bool) -> Unit:
         "HALF_BF16": int(dtype == "bfloat16"),
         "DP": wide,
         "DROPOUT": int(dropout),
-        "QUERIES_SHARED": shape.queries_shared,
-        "KEYS_SHARED": shape.keys_shared,
     }
     for name, form in (("FORWARD", shape.forward), ("QUERY", shape.queries), ("KEY", shape.keys)):
         macros |= {f"{name}_GROUPS": form.groups, f"{name}_BLOCKS": form.blocks, f"{name}_STAGES": form.stages}
     return Unit("attention_hopper_mixed", macros)
+
+
+def is_short(heads: Heads) -> bool:
+    """Whether one block takes a whole head in the backward pass."""
+    return padded_width(heads.width) <= SHORT_WIDTH and heads.context <= SHORT_TILES * TILE
 
 
 class HopperAttention:
@@ -97,38 +102,55 @@ class HopperAttention:
         """Write y [rows, T, d] and stats [rows, heads, T] fp32."""
         wide = padded_width(heads.width)
         form = SHAPES[wide].forward
-        self._run("k_attention_forward", form, 2 * 2 * TILE * wide * form.stages + SPARE, heads, rows, places, places.y)
+        tile = 2 * TILE * wide
+        size = 2 * tile * form.stages + tile * form.groups + SPARE
+        self._run("k_attention_forward", form, size, heads, rows, places)
 
     def backward(self, heads: Heads, rows: int, places: Places) -> None:
         """Write dqkv [rows, T, 3 d]."""
         wide = padded_width(heads.width)
-        shape, both = SHAPES[wide], 2 * 2 * TILE * wide
+        if is_short(heads):
+            size = 4 * SHORT_TILES * 2 * TILE * wide + 2 * 2 * TILE * TILE + 2 * 4 * TILE * wide + SPARE
+            self._run("k_attention_short", SHORT, size, heads, rows, places)
+            return
+        shape, tile = SHAPES[wide], 2 * TILE * wide
         for name, form, lefts, beside in (
-            ("k_attention_queries", shape.queries, shape.queries_shared, 0),
-            ("k_attention_keys", shape.keys, shape.keys_shared, SPARE),
+            ("k_attention_queries", shape.queries, 3, 0),
+            ("k_attention_keys", shape.keys, 2, SPARE),
         ):
-            size = (both + beside) * form.stages + both * form.groups * lefts + SPARE
-            self._run(name, form, size, heads, rows, places, places.dqkv)
+            size = (2 * tile + beside) * form.stages + lefts * tile * form.groups + SPARE
+            self._run(name, form, size, heads, rows, places)
 
-    def _run(self, name: str, form: Form, shared: int, heads: Heads, rows: int, places: Places, out: int) -> None:
-        wide, box = padded_width(heads.width), (TILE, min(padded_width(heads.width), 64))
-        maps = [heads_map(places.qkv, self._dtype, (rows, heads.context, 3 * heads.heads, heads.width), box)]
-        if name != "k_attention_forward":
-            maps.append(heads_map(places.dy, self._dtype, (rows, heads.context, heads.heads, heads.width), box))
-        tiles = ceiling(heads.context, form.groups * TILE)
+    def _run(self, name: str, form: Form, shared: int, heads: Heads, rows: int, places: Places) -> None:
+        wide, every = padded_width(heads.width), rows * heads.heads
+        tiles = 1 if form is SHORT else ceiling(heads.context, form.groups * TILE)
         # As many heads at once as the cache holds, in parts of about the same size.
-        all_heads = rows * heads.heads
-        parts = ceiling(all_heads, max(1, CACHED // (4 * heads.context * heads.width)))
+        parts = ceiling(every, max(1, CACHED // (4 * heads.context * heads.width)))
         self._launch(
             kernels_unit(self._dtype, wide, places.mask[1] > 0),
             name,
-            BEFORE_MAPS + len(maps) * "128s" + ARGUMENTS,
-            (tiles * all_heads,),
+            BEFORE_MAPS + 4 * "128s" + ARGUMENTS,
+            (tiles * every,),
             (128 * form.groups,),
-            *maps,
-            *(places.qkv, places.y, places.dy, out, places.stats, places.workspace, places.values),
-            *(heads.heads, heads.width, heads.context, rows, places.first_row, ceiling(all_heads, parts)),
+            *self._maps(heads, rows, places, padded(heads.context, TILE) if form is SHORT else TILE),
+            *(places.stats, places.workspace, places.values),
+            *(heads.heads, heads.width, heads.context, rows, places.first_row, ceiling(every, parts)),
             1.0 / sqrt(heads.width),
             *places.mask,
             shared=shared,
         )
+
+    def _maps(self, heads: Heads, rows: int, places: Places, tokens: int) -> list[bytes]:
+        """Of qkv, y, dy and dqkv; those that the backward pass reads in boxes of so many tokens."""
+        width = min(padded_width(heads.width), 64)
+        return [
+            heads_map(address, self._dtype, (rows, heads.context, tensors * heads.heads, heads.width), (box, width))
+            if address
+            else bytes(128)
+            for address, tensors, box in (
+                (places.qkv, 3, tokens),
+                (places.y, 1, tokens),
+                (places.dy, 1, tokens),
+                (places.dqkv, 3, TILE),
+            )
+        ]
