@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from engine.backends.cuda.launching import Launcher
+from engine.backends.cuda.mixed import hopper_activation
 from engine.backends.cuda.mixed.hopper_activation import DEEP, FORWARD, SHALLOW, SUM_ROWS, Form, HopperActivation
 from tests.cuda.fake_card import Array, narrow, wide
 from tests.cuda.guarded import guarded
@@ -81,6 +82,20 @@ def test_more_tiles_than_the_card_takes_at_once(launcher: Launcher, width: int) 
     found, expected = case.results(), case.expected()
     assert np.abs(wide(found[0], "bfloat16") - expected[0]).max() <= 2.0**-8 * np.abs(expected[0]).max()
     assert np.abs(found[1] - expected[1]).max() <= 2.0**-10 * np.abs(expected[1]).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("width", [8, 384, 768])
+def test_deep_and_shallow_forms_give_the_same_bits(
+    launcher: Launcher, width: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(launcher, (320, width, 1024), dtype, False, True)
+    found = []
+    for form in (DEEP, SHALLOW):
+        monkeypatch.setattr(hopper_activation, "form_of", lambda _, form=form: form)
+        found.append(case.results())
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.gpu
