@@ -127,8 +127,9 @@ def test_gradients_are_near_those_of_the_tier_portable(case: str, precision: Pre
     for name, wanted in expected.items():
         # The first moment after one step is the clipped gradient times 1 - beta1.
         distance = np.linalg.norm(found[name] - wanted) / np.linalg.norm(wanted)
-        # ReLU's derivative jumps where rounding moves a number across zero.
-        assert distance < (16 if spec.activation == "gelu" else 48) * unit, (name, distance)
+        # ReLU's derivative jumps where rounding moves a number across zero: how many do goes with the unit, and so the
+        # square of the distance.
+        assert distance < (16 * unit if spec.activation == "gelu" else 2 * unit**0.5), (name, distance)
 
 
 @pytest.mark.parametrize(
