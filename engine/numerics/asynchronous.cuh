@@ -32,11 +32,6 @@ __device__ __forceinline__ void barrier_wait(uint32 barrier, uint32 parity) {
                  "}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
-// Bring a map to where the copy engine looks for it.
-__device__ __forceinline__ void prefetch_map(const TensorMap *map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // A box of a tensor to shared memory; what is outside of the tensor becomes zeros.
 __device__ __forceinline__ void copy_box(uint32 to, const TensorMap *map, int x, int y, int z, int w, uint32 barrier, int acts = 1) {
     asm volatile("{\n.reg .pred acts;\nsetp.ne.b32 acts, %7, 0;\n"

@@ -195,6 +195,12 @@ __device__ __forceinline__ bool is_kept(uint32 kept, int i) { return !DROPOUT ||
 
 // --- a ring of tiles ------------------------------------------------------------------------------------------------
 
+// The copy engine may use barriers that this thread has made.
+__device__ __forceinline__ void barriers_made() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // Tiles go round through STAGES places. The first warp of a warpgroup, of one after the other, asks for a tile as soon as
 // all warps have left the one before in its place; it looks after those that were left a step ago, so that warpgroups may
 // run apart by a step. Every warp waits for every tile, also for those that it has no use for, or it would leave tiles
@@ -242,7 +248,7 @@ __device__ __forceinline__ Ring<STAGES, BYTES, GROUPS> make_ring(uint32 memory, 
             barrier_init(ring.full + 8 * s, 1);
             barrier_init(ring.empty + 8 * s, blockDim.x / WARP);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_made();
     }
     __syncthreads();
     return ring;
@@ -252,7 +258,7 @@ __device__ __forceinline__ Ring<STAGES, BYTES, GROUPS> make_ring(uint32 memory, 
 template <int GROUPS>
 __device__ __forceinline__ void begin_lefts(uint32 barrier, int tiles) {
     barrier_init(barrier, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_made();
     barrier_expect(barrier, GROUPS * tiles * TILE_BYTES);
 }
 
@@ -632,6 +638,7 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
 // --- backward, all of a head in one block ---------------------------------------------------------------------------
 
 #define SHORT_TILES 4 // at most, of tokens
+#define SHORT_GROUPS 2
 #define SHORT_STEPS (SHORT_TILES + 1)
 #define SCORE_BYTES (TILE * 128) // of a tile of gradients of scores
 
@@ -660,7 +667,7 @@ __device__ __forceinline__ void store_scores(uint32 tile, int queries, const uin
 // queries from the last tile up to these, then those of tile 3 - g, five steps in all. g owns the queries of tiles g and
 // 3 - g, too: after every step both meet, and what the step left for dq is added. Every gradient has one writer, which
 // adds in a fixed order.
-extern "C" __global__ void __launch_bounds__(256, 2)
+extern "C" __global__ void __launch_bounds__(128 * SHORT_GROUPS, 2)
     k_attention_short(const __grid_constant__ Maps maps, Attention p) {
     extern __shared__ int8 dynamic[];
     __shared__ uint64 barriers[1];
@@ -755,23 +762,23 @@ extern "C" __global__ void __launch_bounds__(256, 2)
             add_tile(dk, left, queries);
             products_commit();
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            __syncthreads();
-            products_wait<0>();
+            products_wait<0>(); // the other warpgroup may write over their operands next
             products_done(dk), products_done(dv);
-        } else __syncthreads();
+        }
+        __syncthreads();
         bool begins = step == group, goes_on = step == SHORT_STEPS - 2 && group == 0, ends = step == SHORT_STEPS - 1;
         float dq[DP / 2];
         if (turning < tiles && (begins || goes_on)) {
 #pragma unroll
-            for (int i = 0; i < DP / 2; i++) dq[i] = begins ? 0.0f : parked[256 * i];
+            for (int i = 0; i < DP / 2; i++) dq[i] = begins ? 0.0f : parked[128 * SHORT_GROUPS * i];
             add_queries(dq, begins ? 0 : 1, begins ? 0 : 2);
             if (begins) add_queries(dq, 1, 1);
 #pragma unroll
-            for (int i = 0; i < DP / 2; i++) parked[256 * i] = dq[i];
+            for (int i = 0; i < DP / 2; i++) parked[128 * SHORT_GROUPS * i] = dq[i];
         }
         if (keys < tiles && (step == turning || ends)) {
 #pragma unroll
-            for (int i = 0; i < DP / 2; i++) dq[i] = ends ? parked[256 * i] : 0.0f;
+            for (int i = 0; i < DP / 2; i++) dq[i] = ends ? parked[128 * SHORT_GROUPS * i] : 0.0f;
             add_queries(dq, ends ? group : 0, ends ? turning : 0);
             if (group == 1 && !ends) add_queries(dq, 1, 1);
             // Nobody needs queries, keys and values of this tile any more.

@@ -80,7 +80,7 @@ def test_attention_is_near_float64_and_repeats(
 @pytest.mark.parametrize("context", [1, 65, 300])
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_more_items_than_the_card_takes_at_once(launcher: Launcher, width: int, context: int) -> None:
-    """A block takes several one after another, of different lengths; rows do not depend on how many there are."""
+    """Rows do not depend on how many there are."""
     rows = 150
     call = Call(launcher, Heads(5, width, context, 0.0), rows, "bfloat16")
     found = call.results()

@@ -19,7 +19,7 @@ TILE = 64  # as in attention_hopper_mixed.cu
 CACHED = 16 << 20  # bytes of keys and values that should stay in the card's cache
 ARGUMENTS = f"PPPiiiiiif{MASK}"  # struct Attention
 SPARE = 1024  # bytes: tiles are moved to a multiple of it
-SHORT_TILES, SHORT_WIDTH = 4, 32  # of a head that one block takes in the backward pass, at most
+SHORT_TILES, SHORT_WIDTH, SHORT_GROUPS = 4, 32, 2  # of a head that one block takes in the backward pass, at most
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,6 @@ class Form:
     groups: int
     blocks: int
     stages: int
-
-
-SHORT = Form(groups=2, blocks=2, stages=1)
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def padded_width(width: int) -> int:
 
 
 def numbers_bytes(heads: Heads, rows: int) -> int:
-    """What the backward pass keeps of queries: two fp32 numbers each."""
+    """What the backward pass keeps of queries, but for short heads: two fp32 numbers each."""
     return 8 * rows * heads.heads * padded(heads.context, TILE)
 
 
@@ -104,14 +101,15 @@ class HopperAttention:
         form = SHAPES[wide].forward
         tile = 2 * TILE * wide
         size = 2 * tile * form.stages + tile * form.groups + SPARE
-        self._run("k_attention_forward", form, size, heads, rows, places)
+        tiles = ceiling(heads.context, form.groups * TILE)
+        self._run("k_attention_forward", tiles, form.groups, size, heads, rows, places)
 
     def backward(self, heads: Heads, rows: int, places: Places) -> None:
         """Write dqkv [rows, T, 3 d]."""
         wide = padded_width(heads.width)
         if is_short(heads):
             size = 4 * SHORT_TILES * 2 * TILE * wide + 2 * 2 * TILE * TILE + 2 * 4 * TILE * wide + SPARE
-            self._run("k_attention_short", SHORT, size, heads, rows, places)
+            self._run("k_attention_short", 1, SHORT_GROUPS, size, heads, rows, places, padded(heads.context, TILE))
             return
         shape, tile = SHAPES[wide], 2 * TILE * wide
         for name, form, lefts, beside in (
@@ -119,11 +117,13 @@ class HopperAttention:
             ("k_attention_keys", shape.keys, 2, SPARE),
         ):
             size = (2 * tile + beside) * form.stages + lefts * tile * form.groups + SPARE
-            self._run(name, form, size, heads, rows, places)
+            self._run(name, ceiling(heads.context, form.groups * TILE), form.groups, size, heads, rows, places)
 
-    def _run(self, name: str, form: Form, shared: int, heads: Heads, rows: int, places: Places) -> None:
+    def _run(
+        self, name: str, tiles: int, groups: int, shared: int, heads: Heads, rows: int, places: Places, box: int = TILE
+    ) -> None:
+        """A block for each of a head's `tiles`, reading boxes of so many tokens."""
         wide, every = padded_width(heads.width), rows * heads.heads
-        tiles = 1 if form is SHORT else ceiling(heads.context, form.groups * TILE)
         # As many heads at once as the cache holds, in parts of about the same size.
         parts = ceiling(every, max(1, CACHED // (4 * heads.context * heads.width)))
         self._launch(
@@ -131,8 +131,8 @@ class HopperAttention:
             name,
             BEFORE_MAPS + 4 * "128s" + ARGUMENTS,
             (tiles * every,),
-            (128 * form.groups,),
-            *self._maps(heads, rows, places, padded(heads.context, TILE) if form is SHORT else TILE),
+            (128 * groups,),
+            *self._maps(heads, rows, places, box),
             *(places.stats, places.workspace, places.values),
             *(heads.heads, heads.width, heads.context, rows, places.first_row, ceiling(every, parts)),
             1.0 / sqrt(heads.width),
