@@ -190,6 +190,7 @@ def test_interrupted_while_modules_load(project):
     """Ctrl-C at the moment when the command line's modules are looked for: one line, as later on."""
     program = (
         "import runpy, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored below a shell's background job
         "class Interrupting:\n"
         "    def find_spec(name, path=None, target=None):\n"
         "        if name == 'reproduce.cli':\n"
