@@ -521,6 +521,13 @@ struct Numbers {
     __device__ __forceinline__ float at(int i) const { return i & 1 ? of[i / 4].y : of[i / 4].x; }
 };
 
+// The gradient of a weight becomes that of its score, and the weight what values are multiplied by.
+__device__ __forceinline__ void differentiate(float &weight, float &gradient, float delta, bool kept, float factor) {
+    if (DROPOUT) gradient = kept ? gradient * factor : 0.0f;
+    gradient = weight * (gradient - delta);
+    if (DROPOUT) weight = kept ? weight : 0.0f;
+}
+
 #define NUMBERS_BYTES (8 * TILE)
 #define KEYS_STAGE (2 * TILE_BYTES + 1024) // queries, dy, and the numbers of queries
 
@@ -599,11 +606,7 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
         products_done(ds);
         if (DP != 64) deltas.load(numbers + TILE);
 #pragma unroll
-        for (int i = 0; i < SCORES; i++) {
-            if (DROPOUT) ds[i] = is_kept(kept, i) ? ds[i] * p.mask.factor : 0.0f;
-            ds[i] = s[i] * (ds[i] - deltas.at(i));
-            if (DROPOUT) s[i] = is_kept(kept, i) ? s[i] : 0.0f;
-        }
+        for (int i = 0; i < SCORES; i++) differentiate(s[i], ds[i], deltas.at(i), is_kept(kept, i), p.mask.factor);
         products_wait<0>();
         products_done(dk);
         products_done(dv);
@@ -677,10 +680,11 @@ extern "C" __global__ void __launch_bounds__(128 * SHORT_GROUPS, 2)
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u, arrival = shared_address(barriers);
     // Behind each other: queries, keys, values, dy; where y is first, gradients of scores of both warpgroups; dq of the
     // later queries as far as it has come, which registers have no room for.
-    uint32 places[5], scores = memory + 4 * SHORT_TILES * TILE_BYTES;
-    float *parked = (float *)__cvta_shared_to_generic(scores + 2 * SCORE_BYTES) + threadIdx.x;
+    uint32 places[5];
 #pragma unroll
     for (int n = 0; n < 5; n++) places[n] = memory + n * SHORT_TILES * TILE_BYTES;
+    uint32 scores = places[4];
+    float *parked = (float *)__cvta_shared_to_generic(scores + SHORT_GROUPS * SCORE_BYTES) + threadIdx.x;
     if (threadIdx.x == 0) {
         begin_lefts<1>(arrival, 5 * tiles);
 #pragma unroll
@@ -749,11 +753,7 @@ extern "C" __global__ void __launch_bounds__(128 * SHORT_GROUPS, 2)
 #pragma unroll
             for (int c = 0; c < TILE / 16; c++) {
 #pragma unroll
-                for (int i = 8 * c; i < 8 * c + 8; i++) {
-                    if (DROPOUT) ds[i] = is_kept(kept, i) ? ds[i] * p.mask.factor : 0.0f;
-                    ds[i] = s[i] * (ds[i] - deltas.at(i));
-                    if (DROPOUT) s[i] = is_kept(kept, i) ? s[i] : 0.0f;
-                }
+                for (int i = 8 * c; i < 8 * c + 8; i++) differentiate(s[i], ds[i], deltas.at(i), is_kept(kept, i), p.mask.factor);
                 left_operand(weights[c], s, c), left_operand(left[c], ds, c);
                 store_scores(scores + group * SCORE_BYTES, 16 * c, left[c]);
             }
@@ -782,8 +782,8 @@ extern "C" __global__ void __launch_bounds__(128 * SHORT_GROUPS, 2)
             add_queries(dq, ends ? group : 0, ends ? turning : 0);
             if (group == 1 && !ends) add_queries(dq, 1, 1);
             // Nobody needs queries, keys and values of this tile any more.
-            uint32 from = memory + keys * TILE_BYTES;
             float factor = DROPOUT ? p.mask.factor : 1.0f;
+            uint32 from = memory + keys * TILE_BYTES;
             store_tile(from, dq, p.scale, p.scale);
             store_tile(from + SHORT_TILES * TILE_BYTES, dk, p.scale, p.scale);
             store_tile(from + 2 * SHORT_TILES * TILE_BYTES, dv, factor, factor);

@@ -107,11 +107,12 @@ class HopperAttention:
     def backward(self, heads: Heads, rows: int, places: Places) -> None:
         """Write dqkv [rows, T, 3 d]."""
         wide = padded_width(heads.width)
+        shape, tile = SHAPES[wide], 2 * TILE * wide
         if is_short(heads):
-            size = 4 * SHORT_TILES * 2 * TILE * wide + 2 * 2 * TILE * TILE + 2 * 4 * TILE * wide + SPARE
+            scores, parked = 2 * TILE * TILE, 2 * tile
+            size = 4 * SHORT_TILES * tile + SHORT_GROUPS * (scores + parked) + SPARE
             self._run("k_attention_short", 1, SHORT_GROUPS, size, heads, rows, places, padded(heads.context, TILE))
             return
-        shape, tile = SHAPES[wide], 2 * TILE * wide
         for name, form, lefts, beside in (
             ("k_attention_queries", shape.queries, 3, 0),
             ("k_attention_keys", shape.keys, 2, SPARE),
