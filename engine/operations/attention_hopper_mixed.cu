@@ -41,14 +41,20 @@ struct Attention {
 
 // Which tile of which head a block takes: heads in chunks whose keys and values stay in the cache, the longest first.
 struct Place {
-    int tile, head;
+    int tile, head; // of all rows' heads
+    int b, h; // the row, and the head within it
 };
 
-__device__ __forceinline__ Place place_of(const Attention &p, int tiles) {
-    int chunk = blockIdx.x / (p.chunk * tiles), within = blockIdx.x - chunk * p.chunk * tiles;
+__device__ __forceinline__ Place place_of(const Attention &p, int tiles, int item) {
+    int chunk = item / (p.chunk * tiles), within = item - chunk * p.chunk * tiles;
     int heads = min(p.chunk, p.rows * p.heads - chunk * p.chunk);
-    Place place = {within / heads, chunk * p.chunk + within % heads};
-    return place;
+    int head = chunk * p.chunk + within % heads;
+    return {within / heads, head, head / p.heads, head % p.heads};
+}
+
+// The item that the kernel over keys hands out next: behind the numbers.
+__device__ __forceinline__ int *next_item(const Attention &p) {
+    return (int *)(p.numbers + 2 * (int64)p.rows * p.heads * ((p.tokens + TILE - 1) / TILE * TILE));
 }
 
 // Through a shuffle, so that the compiler knows it to be the same for a whole warp.
@@ -207,6 +213,7 @@ __device__ __forceinline__ void barriers_made() {
 // that have not come.
 template <int STAGES, int BYTES, int GROUPS>
 struct Ring {
+    static constexpr bool STAYS = false;
     uint32 memory, full, empty;
     int count, leads, lane; // leads: the warpgroup whose first warp this is, else -1
 
@@ -315,9 +322,9 @@ extern "C" __global__ void __launch_bounds__(128 * FORWARD_GROUPS, FORWARD_BLOCK
     __shared__ uint64 barriers[2 * FORWARD_STAGES + 1];
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u;
     int tiles = (p.tokens + FORWARD_GROUPS * TILE - 1) / (FORWARD_GROUPS * TILE);
-    Place place = place_of(p, tiles);
+    Place place = place_of(p, tiles, blockIdx.x);
     int first = (tiles - 1 - place.tile) * FORWARD_GROUPS * TILE, own = first + warpgroup() * TILE;
-    int b = place.head / p.heads, h = place.head % p.heads, lane = lane_of_thread();
+    int b = place.b, h = place.h, lane = lane_of_thread();
     int row = own + 16 * ((threadIdx.x / WARP) & 3) + lane / 4;
     int steps = (min(first + FORWARD_GROUPS * TILE, p.tokens) + TILE - 1) / TILE;
     int own_steps = own < p.tokens ? own / TILE + 1 : 0;
@@ -406,14 +413,15 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
     __shared__ uint64 barriers[2 * QUERY_STAGES + 1];
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u;
     int tiles = (p.tokens + QUERY_GROUPS * TILE - 1) / (QUERY_GROUPS * TILE);
-    Place place = place_of(p, tiles);
+    Place place = place_of(p, tiles, blockIdx.x);
     int first = (tiles - 1 - place.tile) * QUERY_GROUPS * TILE, own = first + warpgroup() * TILE;
-    int b = place.head / p.heads, h = place.head % p.heads, lane = lane_of_thread();
+    int b = place.b, h = place.h, lane = lane_of_thread();
     int row = own + 16 * ((threadIdx.x / WARP) & 3) + lane / 4;
     int steps = (min(first + QUERY_GROUPS * TILE, p.tokens) + TILE - 1) / TILE;
     int own_steps = own < p.tokens ? own / TILE + 1 : 0;
     uint32 lefts = memory + QUERY_STAGES * 2 * TILE_BYTES, loaded = shared_address(barriers + 2 * QUERY_STAGES);
     if (threadIdx.x == 0) {
+        if (blockIdx.x == 0) *next_item(p) = 0;
         begin_lefts<QUERY_GROUPS>(loaded, 3);
         for (int g = 0; g < QUERY_GROUPS; g++) {
             uint32 to = lefts + 3 * g * TILE_BYTES;
@@ -531,40 +539,31 @@ __device__ __forceinline__ void differentiate(float &weight, float &gradient, fl
 #define NUMBERS_BYTES (8 * TILE)
 #define KEYS_STAGE (2 * TILE_BYTES + 1024) // queries, dy, and the numbers of queries
 
-// dk and dv.
-extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
-    k_attention_keys(const __grid_constant__ Maps maps, Attention p) {
-    extern __shared__ int8 dynamic[];
-    __shared__ uint64 barriers[2 * KEY_STAGES + 1];
-    uint32 memory = (shared_address(dynamic) + 1023) & ~1023u;
-    int group = warpgroup();
-    int tiles = (p.tokens + KEY_GROUPS * TILE - 1) / (KEY_GROUPS * TILE);
-    Place place = place_of(p, tiles);
-    int first = place.tile * KEY_GROUPS * TILE, own = first + group * TILE;
-    int b = place.head / p.heads, h = place.head % p.heads, lane = lane_of_thread();
+// The tile `step` of an item's queries, and beside it their dy and numbers.
+__device__ __forceinline__ void copy_queries(const Maps &maps, const Attention &p, Place place, uint32 to, uint32 arrival, int tile, int acts = 1) {
+    int tiles = (p.tokens + TILE - 1) / TILE;
+    barrier_expect(arrival, 2 * TILE_BYTES + NUMBERS_BYTES, acts);
+    copy_tile(to, &maps.qkv, tile * TILE, place.h, place.b, arrival, acts);
+    copy_tile(to + TILE_BYTES, &maps.dy, tile * TILE, place.h, place.b, arrival, acts);
+    copy_bytes(to + 2 * TILE_BYTES, p.numbers + 2 * ((int64)place.head * tiles + tile) * TILE, NUMBERS_BYTES, arrival, acts);
+}
+
+// Keys and values of a place, for each warpgroup of a block.
+__device__ __forceinline__ void copy_keys(const Maps &maps, const Attention &p, Place place, uint32 to, uint32 arrival, int acts = 1) {
+    for (int g = 0; g < KEY_GROUPS; g++)
+        for (int n = 0; n < 2; n++)
+            copy_tile(to + (2 * g + n) * TILE_BYTES, &maps.qkv, (place.tile * KEY_GROUPS + g) * TILE, (1 + n) * p.heads + place.h, place.b, arrival, acts);
+}
+
+// dk and dv of a warpgroup's tile, whose keys and values are at `left_at`, where their gradients stand in the end.
+template <typename Ring, typename Pass>
+__device__ __forceinline__ void differentiate_keys(const Maps &maps, const Attention &p, Place place, uint32 left_at, const Ring &ring,
+                                                   const Pass &pass) {
+    int group = warpgroup(), first_tile = place.tile * KEY_GROUPS, own = (first_tile + group) * TILE, lane = lane_of_thread();
     int row = own + 16 * ((threadIdx.x / WARP) & 3) + lane / 4;
-    int query_tiles = (p.tokens + TILE - 1) / TILE, first_tile = first / TILE, steps = query_tiles - first_tile;
+    int steps = (p.tokens + TILE - 1) / TILE - first_tile;
     bool present = own < p.tokens;
-    uint32 lefts = memory + KEY_STAGES * KEYS_STAGE, loaded = shared_address(barriers + 2 * KEY_STAGES);
-    if (threadIdx.x == 0) {
-        begin_lefts<KEY_GROUPS>(loaded, 2);
-        for (int g = 0; g < KEY_GROUPS; g++)
-            for (int n = 0; n < 2; n++) // keys, values
-                copy_tile(lefts + (2 * g + n) * TILE_BYTES, &maps.qkv, first + g * TILE, (1 + n) * p.heads + h, b, loaded);
-    }
-    auto ring = make_ring<KEY_STAGES, KEYS_STAGE, KEY_GROUPS>(memory, barriers, steps);
-    auto copy = [&](int step, int acts) {
-        int token = (first_tile + step) * TILE;
-        uint32 to = ring.at(step), arrival = ring.arrival(step);
-        barrier_expect(arrival, 2 * TILE_BYTES + NUMBERS_BYTES, acts);
-        copy_tile(to, &maps.qkv, token, h, b, arrival, acts);
-        copy_tile(to + TILE_BYTES, &maps.dy, token, h, b, arrival, acts);
-        copy_bytes(to + 2 * TILE_BYTES, p.numbers + 2 * ((int64)place.head * query_tiles * TILE + token), NUMBERS_BYTES, arrival, acts);
-    };
-    ring.begin(copy);
-    uint32 left_at = lefts + 2 * group * TILE_BYTES; // keys and values, and their gradients in the end
     uint64 k = box_descriptor<ROW_BYTES>(left_at), v = k + TILE_BYTES / 16;
-    barrier_wait(loaded, 0);
     float scale = p.scale * LOG2_E, dk[DP / 2], dv[DP / 2], s[SCORES], ds[SCORES];
     uint32 weights[TILE / 16][4], left[TILE / 16][4];
 #pragma unroll
@@ -612,13 +611,16 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
         products_done(dv);
 #pragma unroll
         for (int c = 0; c < TILE / 16; c++) left_operand(weights[c], s, c), left_operand(left[c], ds, c);
-        ring.pass(step, copy);
+        pass(step);
     };
     int own_start = present ? group : steps;
-    for (int step = 0; step < own_start; step++) ring.skip(step, copy);
+    for (int step = 0; step < own_start; step++) ring.wait(step), pass(step);
     if (present) take(group, true);
     for (int step = own_start + 1; step < steps; step++) take(step, false);
-    if (!present) return;
+    if (!present) {
+        if (Ring::STAYS) pass(steps);
+        return;
+    }
     uint32 last = ring.at(steps - 1);
     products_begin();
     add_tile(dv, weights, box_descriptor<ROW_BYTES>(last + TILE_BYTES));
@@ -627,15 +629,119 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
     products_wait<0>();
     products_done(dk);
     products_done(dv);
+    if (Ring::STAYS) pass(steps);
     float factor = DROPOUT ? p.mask.factor : 1.0f;
     store_tile(left_at, dk, p.scale, p.scale);
     store_tile(left_at + TILE_BYTES, dv, factor, factor);
     if (tiles_stored()) {
-        write_tile(left_at, &maps.dqkv, own, p.heads + h, b);
-        write_tile(left_at + TILE_BYTES, &maps.dqkv, own, 2 * p.heads + h, b);
+        write_tile(left_at, &maps.dqkv, own, p.heads + place.h, place.b);
+        write_tile(left_at + TILE_BYTES, &maps.dqkv, own, 2 * p.heads + place.h, place.b);
         stores_read();
     }
 }
+
+#if KEYS_STAY
+struct KeyBarriers {
+    uint64 full[KEY_STAGES], empty[KEY_STAGES], loaded[2], free[2];
+};
+
+// Tiles of one item after another go round through the stages.
+struct LongRing {
+    static constexpr bool STAYS = true;
+    uint32 memory, full, empty;
+    int begin; // steps of the items before
+
+    __device__ __forceinline__ int stage(int step) const { return (begin + step) % KEY_STAGES; }
+    __device__ __forceinline__ uint32 at(int step) const { return memory + stage(step) * KEYS_STAGE; }
+    __device__ __forceinline__ void wait(int step) const { barrier_wait(full + 8 * stage(step), ((begin + step) / KEY_STAGES) & 1); }
+    __device__ __forceinline__ void leave(int step) const { barrier_arrive(empty + 8 * stage(step), lane_of_thread() == 0); }
+};
+
+// dk and dv. A block stays and takes item after item, as they are handed out, the longest first. One thread copies, so
+// that what the next item needs comes while the warpgroups compute this one.
+extern "C" __global__ void __launch_bounds__(128 * (KEY_GROUPS + 1), KEY_BLOCKS)
+    k_attention_keys(const __grid_constant__ Maps maps, Attention p) {
+    extern __shared__ int8 dynamic[];
+    __shared__ KeyBarriers barriers;
+    __shared__ int items[2];
+    uint32 memory = (shared_address(dynamic) + 1023) & ~1023u, lefts = memory + KEY_STAGES * KEYS_STAGE;
+    uint32 full = shared_address(barriers.full), empty = shared_address(barriers.empty);
+    uint32 loaded = shared_address(barriers.loaded), free = shared_address(barriers.free);
+    int tiles = (p.tokens + KEY_GROUPS * TILE - 1) / (KEY_GROUPS * TILE), query_tiles = (p.tokens + TILE - 1) / TILE;
+    const uint32 lefts_bytes = 2 * KEY_GROUPS * TILE_BYTES;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < KEY_STAGES; s++) {
+            barrier_init(full + 8 * s, 1);
+            barrier_init(empty + 8 * s, 4 * KEY_GROUPS);
+        }
+        for (int n = 0; n < 2; n++) {
+            barrier_init(loaded + 8 * n, 1);
+            barrier_init(free + 8 * n, 4 * KEY_GROUPS);
+        }
+        barriers_made();
+    }
+    __syncthreads();
+    if (warpgroup() == KEY_GROUPS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (__shfl_sync(ALL_LANES, threadIdx.x / WARP, 0) != 4 * KEY_GROUPS) return;
+        int acts = lane_of_thread() == 0, all = tiles * p.rows * p.heads;
+        for (int number = 0, step = 0;; number++) {
+            int item = __shfl_sync(ALL_LANES, acts ? atomicAdd(next_item(p), 1) : 0, 0), at = number % 2;
+            if (number > 1) barrier_wait(free + 8 * at, (number / 2 - 1) & 1);
+            if (item >= all) {
+                if (acts) items[at] = -1;
+                if (acts && item == all + (int)gridDim.x - 1) *next_item(p) = 0; // every block has been told that there is none
+                barrier_arrive(loaded + 8 * at, acts);
+                return;
+            }
+            if (acts) items[at] = item;
+            Place place = place_of(p, tiles, item);
+            barrier_expect(loaded + 8 * at, lefts_bytes, acts);
+            copy_keys(maps, p, place, lefts + at * lefts_bytes, loaded + 8 * at, acts);
+#pragma unroll 1
+            for (int tile = place.tile * KEY_GROUPS; tile < query_tiles; tile++, step++) {
+                int stage = step % KEY_STAGES;
+                if (step >= KEY_STAGES) barrier_wait(empty + 8 * stage, (step / KEY_STAGES - 1) & 1);
+                copy_queries(maps, p, place, memory + stage * KEYS_STAGE, full + 8 * stage, tile, acts);
+            }
+        }
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    LongRing ring = {memory, full, empty, 0};
+#pragma unroll 1
+    for (int number = 0;; number++) {
+        int at = number % 2;
+        barrier_wait(loaded + 8 * at, (number / 2) & 1);
+        int item = items[at];
+        if (item < 0) break;
+        Place place = place_of(p, tiles, item);
+        uint32 left_at = lefts + at * lefts_bytes + warpgroup() * 2 * TILE_BYTES;
+        differentiate_keys(maps, p, place, left_at, ring, [&](int step) { if (step > 0) ring.leave(step - 1); });
+        barrier_arrive(free + 8 * at, lane_of_thread() == 0);
+        ring.begin += query_tiles - place.tile * KEY_GROUPS;
+    }
+}
+#else
+// dk and dv.
+extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
+    k_attention_keys(const __grid_constant__ Maps maps, Attention p) {
+    extern __shared__ int8 dynamic[];
+    __shared__ uint64 barriers[2 * KEY_STAGES + 1];
+    uint32 memory = (shared_address(dynamic) + 1023) & ~1023u;
+    Place place = place_of(p, (p.tokens + KEY_GROUPS * TILE - 1) / (KEY_GROUPS * TILE), blockIdx.x);
+    int first_tile = place.tile * KEY_GROUPS, steps = (p.tokens + TILE - 1) / TILE - first_tile;
+    uint32 lefts = memory + KEY_STAGES * KEYS_STAGE, loaded = shared_address(barriers + 2 * KEY_STAGES);
+    if (threadIdx.x == 0) {
+        begin_lefts<KEY_GROUPS>(loaded, 2);
+        copy_keys(maps, p, place, lefts, loaded);
+    }
+    auto ring = make_ring<KEY_STAGES, KEYS_STAGE, KEY_GROUPS>(memory, barriers, steps);
+    auto copy = [&](int step, int acts) { copy_queries(maps, p, place, ring.at(step), ring.arrival(step), first_tile + step, acts); };
+    ring.begin(copy);
+    barrier_wait(loaded, 0);
+    differentiate_keys(maps, p, place, lefts + 2 * warpgroup() * TILE_BYTES, ring, [&](int step) { ring.pass(step, copy); });
+}
+#endif
 
 #if DP == 32
 // --- backward, all of a head in one block ---------------------------------------------------------------------------

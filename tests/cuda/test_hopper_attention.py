@@ -77,10 +77,11 @@ def test_attention_is_near_float64_and_repeats(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("context", [1, 65, 300])
+@pytest.mark.parametrize("context", [1, 64, 65, 192, 300])
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_more_items_than_the_card_takes_at_once(launcher: Launcher, width: int, context: int) -> None:
-    """Rows do not depend on how many there are."""
+    """Rows do not depend on how many there are. A block that stays takes items with and without a tile for its second
+    warpgroup, whose every arrival others wait for."""
     rows = 150
     call = Call(launcher, Heads(5, width, context, 0.0), rows, "bfloat16")
     found = call.results()

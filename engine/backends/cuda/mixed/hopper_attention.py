@@ -29,6 +29,7 @@ class Form:
     groups: int
     blocks: int
     stages: int
+    stays: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Shape:
 # The fastest of those tried on an H200 (docs/prod.md).
 SHAPES = {
     32: Shape(Form(1, 4, 4), Form(1, 4, 4), Form(1, 3, 4)),
-    64: Shape(Form(2, 2, 4), Form(1, 3, 3), Form(2, 1, 5)),
+    64: Shape(Form(2, 2, 4), Form(1, 3, 3), Form(2, 1, 5, stays=True)),
     128: Shape(Form(2, 1, 4), Form(2, 1, 4), Form(2, 1, 4)),
 }
 
@@ -64,8 +65,8 @@ def padded_width(width: int) -> int:
 
 
 def numbers_bytes(heads: Heads, rows: int) -> int:
-    """What the backward pass keeps of queries, but for short heads: two fp32 numbers each."""
-    return 8 * rows * heads.heads * padded(heads.context, TILE)
+    """What the backward pass keeps of queries, but for short heads: two fp32 numbers each, and a count."""
+    return 8 * rows * heads.heads * padded(heads.context, TILE) + 4
 
 
 def kernels_unit(dtype: str, wide: int, dropout: bool) -> Unit:
@@ -78,7 +79,7 @@ def kernels_unit(dtype: str, wide: int, dropout: bool) -> Unit:
     }
     for name, form in (("FORWARD", shape.forward), ("QUERY", shape.queries), ("KEY", shape.keys)):
         macros |= {f"{name}_GROUPS": form.groups, f"{name}_BLOCKS": form.blocks, f"{name}_STAGES": form.stages}
-    return Unit("attention_hopper_mixed", macros)
+    return Unit("attention_hopper_mixed", macros | {"KEYS_STAY": int(shape.keys.stays)})
 
 
 def is_short(heads: Heads) -> bool:
@@ -117,13 +118,24 @@ class HopperAttention:
             ("k_attention_queries", shape.queries, 3, 0),
             ("k_attention_keys", shape.keys, 2, SPARE),
         ):
-            size = (2 * tile + beside) * form.stages + lefts * tile * form.groups + SPARE
-            self._run(name, ceiling(heads.context, form.groups * TILE), form.groups, size, heads, rows, places)
+            size = (2 * tile + beside) * form.stages + (1 + form.stays) * lefts * tile * form.groups + SPARE
+            tiles = ceiling(heads.context, form.groups * TILE)
+            self._run(name, tiles, form.groups + form.stays, size, heads, rows, places, stay=form.blocks * form.stays)
 
     def _run(
-        self, name: str, tiles: int, groups: int, shared: int, heads: Heads, rows: int, places: Places, box: int = TILE
+        self,
+        name: str,
+        tiles: int,
+        groups: int,
+        shared: int,
+        heads: Heads,
+        rows: int,
+        places: Places,
+        box: int = TILE,
+        stay: int = 0,
     ) -> None:
-        """A block for each of a head's `tiles`, reading boxes of so many tokens."""
+        """A block for each of a head's `tiles`, or so many on each processor that `stay`, reading boxes of so many
+        tokens."""
         wide, every = padded_width(heads.width), rows * heads.heads
         # As many heads at once as the cache holds, in parts of about the same size.
         parts = ceiling(every, max(1, CACHED // (4 * heads.context * heads.width)))
@@ -131,7 +143,7 @@ class HopperAttention:
             kernels_unit(self._dtype, wide, places.mask[1] > 0),
             name,
             BEFORE_MAPS + 4 * "128s" + ARGUMENTS,
-            (tiles * every,),
+            (min(tiles * every, stay * self._launch.card.processors) if stay else tiles * every,),
             (128 * groups,),
             *self._maps(heads, rows, places, box),
             *(places.stats, places.workspace, places.values),
