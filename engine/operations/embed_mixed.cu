@@ -53,6 +53,26 @@ __device__ __forceinline__ Eight operator+(Eight a, const Eight &b) {
 #define TOKENS_AT_ONCE 4 // rows on their way from memory together: more need registers that other blocks want
 #define ROWS_AT_ONCE 8
 
+// sum += a lane's eight columns of `count` tokens, in ascending order.
+__device__ __forceinline__ void add_tokens(Eight &sum, const int *places, int count, const uint16 *dy, int width, int64 base,
+                                           const Mask &mask, const StepValues *values) {
+    for (int from = 0; from < count; from += TOKENS_AT_ONCE) {
+        int64 at[TOKENS_AT_ONCE];
+        uint4 words[TOKENS_AT_ONCE];
+#pragma unroll
+        for (int n = 0; n < TOKENS_AT_ONCE; n++) at[n] = (int64)places[min(from + n, count - 1)] * width;
+#pragma unroll
+        for (int n = 0; n < TOKENS_AT_ONCE; n++) words[n] = *(const uint4 *)(dy + at[n]);
+#pragma unroll
+        for (int n = 0; n < TOKENS_AT_ONCE; n++) {
+            if (from + n >= count) break;
+            Eight d = widened(words[n]);
+            drop8(d, mask, values, base + at[n]);
+            sum = sum + d;
+        }
+    }
+}
+
 // dtoken[id] (+)= the sum of dy (and of `others` where not null) over the tokens of a shard with that id, in ascending
 // order, joined by the tree over shards (a power of two, at most 64). dy [shards, tokens, width], others [shards, vocab,
 // width]. A warp takes a shard, a lane eight columns. Grid: ids, 256 columns; a block has min(shards, BLOCK_SHARDS) warps.
@@ -79,22 +99,7 @@ k_embed_bwd_token(const int *order, const int2 *spans, int shards, int tokens, i
             int64 row = (int64)(first + warp) * vocab + id, shard = (int64)(first + warp) * tokens;
             int2 span = spans[row];
             if (others) sum = load8(others + row * width + c);
-            const int *places = order + shard + span.x;
-            for (int from = 0; from < span.y; from += TOKENS_AT_ONCE) {
-                int at[TOKENS_AT_ONCE];
-                uint4 words[TOKENS_AT_ONCE];
-#pragma unroll
-                for (int n = 0; n < TOKENS_AT_ONCE; n++) at[n] = places[min(from + n, span.y - 1)];
-#pragma unroll
-                for (int n = 0; n < TOKENS_AT_ONCE; n++) words[n] = *(const uint4 *)(dy + (shard + at[n]) * width + c);
-#pragma unroll
-                for (int n = 0; n < TOKENS_AT_ONCE; n++) {
-                    if (from + n >= span.y) break;
-                    Eight d = widened(words[n]);
-                    drop8(d, mask, values, base + (shard + at[n]) * width + c);
-                    sum = sum + d;
-                }
-            }
+            add_tokens(sum, order + shard + span.x, span.y, dy + shard * width + c, width, base + shard * width + c, mask, values);
         }
         store8(&sums[warp][8 * lane], sum);
         __syncthreads();
@@ -109,6 +114,39 @@ k_embed_bwd_token(const int *order, const int2 *spans, int shards, int tokens, i
         __syncthreads();
     }
     if (warp || !inside) return;
+    float *out = dtoken + (int64)id * width + c;
+    store8(out, add ? load8(out) + pending[0] : pending[0]);
+}
+
+// The same sums where an id stands in few shards, if in any: a warp takes an id. Grid: blocks of warps over the ids, 256
+// columns.
+extern "C" __global__ void __launch_bounds__(BLOCK_SHARDS *WARP)
+k_embed_bwd_token_rare(const int *order, const int2 *spans, int shards, int tokens, int vocab, int width, const uint16 *dy,
+                       int64 base, Mask mask, const StepValues *values, const float *others, float *dtoken, int add) {
+    int id = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = lane_of_thread(), c = 256 * blockIdx.y + 8 * lane;
+    if (id >= vocab) return;
+    bool inside = c < width;
+    const Eight zeros = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
+    Eight pending[7];
+    int depth = 0;
+    bool occurs = others;
+    for (int first = 0; first < shards; first += BLOCK_SHARDS) {
+        int some = min(BLOCK_SHARDS, shards - first);
+        int2 own = lane < some ? spans[(int64)(first + lane) * vocab + id] : make_int2(0, 0);
+        for (int s = 0; s < some; s++) {
+            int begin = __shfl_sync(ALL_LANES, own.x, s), count = __shfl_sync(ALL_LANES, own.y, s);
+            int64 shard = (int64)(first + s) * tokens;
+            Eight sum = zeros;
+            occurs |= count > 0;
+            if (inside) {
+                if (others) sum = load8(others + ((int64)(first + s) * vocab + id) * width + c);
+                add_tokens(sum, order + shard + begin, count, dy + shard * width + c, width, base + shard * width + c, mask, values);
+            }
+            for (int n = first + s; n & 1; n >>= 1) sum = pending[--depth] + sum;
+            pending[depth++] = sum;
+        }
+    }
+    if (!inside || (add && !occurs)) return;
     float *out = dtoken + (int64)id * width + c;
     store8(out, add ? load8(out) + pending[0] : pending[0]);
 }

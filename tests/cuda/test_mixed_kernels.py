@@ -316,10 +316,20 @@ def test_embedding(kernels, width: int) -> None:
     grid, block = (vocab, -(-width // 256)), (32 * shards,)
     unit("k_embed_bwd_token", grid, block, *places, *sizes, dy, *common, None, dtoken, 0)
     near(dtoken, expected.sum(0), 1e-5)
+    rare = np.full_like(dtoken, np.nan)
+    few = (-(-vocab // 8), grid[1])
+    unit("k_embed_bwd_token_rare", few, (256,), *places, *sizes, dy, *common, None, rare, 0)
+    assert np.array_equal(dtoken, rare)
     assert not dtoken[vocab - 1].any()
     others = normal(rng, shards, vocab, width)  # what the head has written
     unit("k_embed_bwd_token", grid, block, *places, *sizes, dy, *common, others, dtoken, 1)
     near(dtoken, (2 * expected + others).sum(0), 1e-5)
+    unit("k_embed_bwd_token_rare", few, (256,), *places, *sizes, dy, *common, others, rare, 1)
+    assert np.array_equal(dtoken, rare)
+    for name, blocks, threads in (("k_embed_bwd_token", grid, block), ("k_embed_bwd_token_rare", few, (256,))):
+        stays = np.full_like(dtoken, -0.0)  # nothing is added where an id does not occur
+        unit(name, blocks, threads, *places, *sizes, dy, *common, None, stays, 1)
+        assert np.signbit(stays[vocab - 1]).all()
     dposition = np.zeros((context, width), np.float32)
     groups = -(-dposition.size // 2048)
     summed = gradient.reshape(shards * rows, context, width).sum(0)
@@ -342,6 +352,8 @@ def test_token_gradients_are_joined_by_the_tree(kernels, shards: int) -> None:
     places, sizes = order_and_spans(unit, ids, vocab), (shards, tokens, vocab, width)
     block = (32 * min(shards, 8),)
     unit("k_embed_bwd_token", (vocab,), block, *places, *sizes, dy, *common, None, dtoken, 0)
+    assert np.array_equal(dtoken, [tree(by_shard), np.zeros(width)])
+    unit("k_embed_bwd_token_rare", (1,), (256,), *places, *sizes, dy, *common, None, dtoken, 0)
     assert np.array_equal(dtoken, [tree(by_shard), np.zeros(width)])
 
 
