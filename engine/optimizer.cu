@@ -129,11 +129,11 @@ extern "C" __global__ void __launch_bounds__(256) k_adamw(const Piece *pieces, f
             if (j >= count) continue; // the padding stays as it is
             Update u = updated(f.w, f.g, f.m, f.v, j, k, s, clip, decay);
             f.w[j] = u.w, f.m[j] = u.m, f.v[j] = u.v;
-            uint64 z = mix(i + j, u.w);
+            uint64 z = mix(i + j, bits_of(u.w));
             total[0] += z, total[1] += second(z);
-            z = mix(i + j, u.m);
+            z = mix(i + j, bits_of(u.m));
             total[2] += z, total[3] += second(z);
-            z = mix(i + j, u.v);
+            z = mix(i + j, bits_of(u.v));
             total[4] += z, total[5] += second(z);
         }
         *(float4 *)(w + at) = make_float4(f.w[0], f.w[1], f.w[2], f.w[3]);

@@ -71,49 +71,68 @@ extern "C" __global__ void k_grad_norm_final(const double *partial, int chunks, 
     }
 }
 
-__device__ __forceinline__ void count(uint64 *total, int64 i, float x) {
-    uint64 z = mix(i, x);
+__device__ __forceinline__ void count(uint64 *total, int64 first, const Eight &e) {
+    uint64 z = mix_group(first, e.x);
     total[0] += z, total[1] += second(z);
 }
 
-// A block takes a piece; `half` gets the new weights in 16 bits, sums [parameters, 3, 2] the step digest's numbers, and
-// bad[parameter] = 1 where a new number is not finite.
-extern "C" __global__ void k_adamw(const Piece *pieces, float *w, const float *g, float *m, float *v, uint16 *half,
-                                   Constants k, const StepValues *values, const Outcome *outcome, int *bad,
-                                   uint64 *sums) {
-    __shared__ uint64 scratch[32];
+// A group of the step digest, of a flat array that is whole in fours: the second four are zeros where they are not there.
+__device__ __forceinline__ Eight load_group(const float *p, bool both) {
+    float4 a = *(const float4 *)p, b = both ? *(const float4 *)(p + GROUP_APART) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    Eight e = {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+    return e;
+}
+
+__device__ __forceinline__ void store_group(float *p, bool both, const Eight &e) {
+    *(float4 *)p = make_float4(e.x[0], e.x[1], e.x[2], e.x[3]);
+    if (both) *(float4 *)(p + GROUP_APART) = make_float4(e.x[4], e.x[5], e.x[6], e.x[7]);
+}
+
+#define ADAMW_THREADS 256 // at most
+#define TOTALS 6 // two of each of w, m and v
+
+// A block takes a piece, a thread group after group of the step digest; `half` gets the new weights in 16 bits, sums
+// [parameters, 3, 2] the digest's numbers, and bad[parameter] = 1 where a new number is not finite.
+extern "C" __global__ void __launch_bounds__(ADAMW_THREADS)
+k_adamw(const Piece *pieces, float *w, const float *g, float *m, float *v, uint16 *half, Constants k,
+        const StepValues *values, const Outcome *outcome, int *bad, uint64 *sums) {
+    __shared__ uint64 totals[TOTALS][ADAMW_THREADS];
     if (outcome->stop) return;
     Piece piece = pieces[blockIdx.x];
     StepValues s = *values;
     float clip = outcome->clip, decay = piece.decayed ? s.decay : 1.0f;
-    uint64 total[6] = {0, 0, 0, 0, 0, 0};
-    int top = 0;
-    for (int64 i = piece.first + 4 * threadIdx.x; i < piece.last; i += 4 * blockDim.x) {
+    uint64 total[TOTALS] = {0, 0, 0, 0, 0, 0};
+    int top = 0, lane = lane_of_thread(), warp = threadIdx.x / WARP;
+    for (int64 i = piece.first + 2 * GROUP_APART * warp + 4 * lane; i < piece.last; i += 8 * blockDim.x) {
         int64 at = piece.start + i;
-        float4 ws = *(const float4 *)(w + at), gs = *(const float4 *)(g + at), ms = *(const float4 *)(m + at),
-               vs = *(const float4 *)(v + at);
-        float *W = &ws.x, *G = &gs.x, *M = &ms.x, *V = &vs.x;
+        bool both = i + GROUP_APART < piece.last;
+        Eight W = load_group(w + at, both), G = load_group(g + at, both), M = load_group(m + at, both), V = load_group(v + at, both);
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            Update u = updated(W, G, M, V, j, k, s, clip, decay);
-            W[j] = u.w, M[j] = u.m, V[j] = u.v;
-            if (i + j < piece.last) {
-                top = max(max(top, magnitude_bits(u.w)), max(magnitude_bits(u.m), magnitude_bits(u.v)));
-                count(total, i + j, u.w);
-                count(total + 2, i + j, u.m);
-                count(total + 4, i + j, u.v);
-            }
+        for (int j = 0; j < 8; j++) {
+            Update u = updated(W.x, G.x, M.x, V.x, j, k, s, clip, decay);
+            W.x[j] = u.w, M.x[j] = u.m, V.x[j] = u.v;
         }
-        *(float4 *)(w + at) = ws;
-        *(float4 *)(m + at) = ms;
-        *(float4 *)(v + at) = vs;
-        *(uint2 *)(half + at) = make_uint2(narrowed(ws.x, ws.y), narrowed(ws.z, ws.w));
+        if (i + GROUP_APART + 4 > piece.last) // what is not there stays the zero that it is
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                if (i + j % 4 + j / 4 * GROUP_APART >= piece.last) W.x[j] = M.x[j] = V.x[j] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 8; j++) top = max(max(top, magnitude_bits(W.x[j])), max(magnitude_bits(M.x[j]), magnitude_bits(V.x[j])));
+        count(total, i, W), count(total + 2, i, M), count(total + 4, i, V);
+        store_group(w + at, both, W), store_group(m + at, both, M), store_group(v + at, both, V);
+        uint4 words = narrowed(W);
+        *(uint2 *)(half + at) = make_uint2(words.x, words.y);
+        if (both) *(uint2 *)(half + at + GROUP_APART) = make_uint2(words.z, words.w);
     }
     if (top >= INFINITY_BITS) bad[piece.parameter] = 1;
 #pragma unroll
-    for (int j = 0; j < 6; j++) {
-        uint64 sum = block_sum(total[j], scratch);
-        if (threadIdx.x == 0) atomicAdd(&sums[piece.parameter * 6 + j], sum);
+    for (int j = 0; j < TOTALS; j++) totals[j][threadIdx.x] = total[j];
+    __syncthreads();
+    for (int j = warp; j < TOTALS; j += blockDim.x / WARP) {
+        uint64 sum = 0;
+        for (int t = lane; t < (int)blockDim.x; t += WARP) sum += totals[j][t];
+        sum = warp_sum(sum);
+        if (lane == 0) atomicAdd(&sums[piece.parameter * TOTALS + j], sum);
     }
 }
 

@@ -10,7 +10,7 @@ from artifacts import hash_bytes
 from artifacts.bundle import flat_bytes, split
 from artifacts.canonical import JSON
 from artifacts.manifest import Manifest, TensorEntry, write_manifest
-from engine.digest import content_digest, content_hashes, k_digest, step_digest
+from engine.digest import content_digest, content_hashes, k_digest, k_group_digest, step_digest
 from engine.trainer import STATE_ARRAYS, Trainer
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -37,10 +37,11 @@ def state_digest(trainer: Trainer, state: Arrays) -> bytes:
         tensors = {name: array for name, array in state.items() if not name.startswith("history/")}
         return content_digest(len(losses), losses[-1], content_hashes(tensors, 1))
     parameters = trainer.program.parameters
+    add_up = k_group_digest if trainer.train.precision else k_digest
     sums = np.zeros((len(parameters), len(STATE_ARRAYS), 2), np.uint64)
     for number, parameter in enumerate(parameters):
         for kind, array in enumerate(STATE_ARRAYS):
-            k_digest(np.ascontiguousarray(state[f"{array}/{parameter.name}"]).reshape(-1), sums[number, kind])
+            add_up(np.ascontiguousarray(state[f"{array}/{parameter.name}"]).reshape(-1), sums[number, kind])
     return step_digest(len(losses), losses[-1], sums)
 
 

@@ -25,7 +25,7 @@ class MixedLayout(CudaLayout):
 
     tokens_at_once = USUAL_TOKENS
     most_shards = MOST_SHARDS_AT_ONCE
-    piece = 1 << 12  # many enough for small models to keep every multiprocessor busy
+    piece = 1 << 12  # many enough for small models to keep every multiprocessor busy; whole groups of the step digest
 
     def __init__(self, program: Program, train: TrainSpec, tier: str, own: bool) -> None:
         self._own = own
