@@ -4,8 +4,8 @@
 
 Prints a JSON line for each kernel of each experiment, the largest sum first: launches in a step, the fastest and the
 slowest of them in microseconds, and the sum over all. Launches of the side stream are in it too, so the sums may add up
-to more than a step takes. The optimizer's update does next to nothing here, as the gradient, added to again and again,
-is not finite any more.
+to more than a step takes. Where the gradient, added to again and again, is not finite any more, the optimizer's update
+does next to nothing here.
 """
 
 import argparse

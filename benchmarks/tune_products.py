@@ -31,6 +31,7 @@ def products_of_a_step(backend: MixedBackend) -> dict[Shape, tuple[Any, ...]]:
         multiply(self, stream, sizes, a, b, out, **forms)
         strides, types = (a.stride, b.stride, out.stride), (a.dtype, out.dtype)
         forward = {name: forms[name] for name in ("a_by_k", "b_by_n", "batches", "epilogue")}
+        forward["plus"] = bool(forms["plus"])
         calls[Shape(*sizes, strides=strides, types=types, **forward)] = (sizes, a, b, out, forms)
 
     Products.multiply = noted  # type: ignore[method-assign]

@@ -248,12 +248,12 @@ class FakeProducts(Products):
     def _multiply(
         self, sizes: tuple[int, int, int], a: Matrix, b: Matrix, out: Matrix, *, a_by_k: bool = False,
         b_by_n: bool = False, batches: int = 1, epilogue: str = "none", bias: int = 0, aux: int = 0, add: bool = False,
-        usual: tuple[int, int] | None = None,
+        plus: int = 0, usual: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         m, n, k = sizes
         usual_m, usual_batches = usual or (m, batches)
         strides, types = (a.stride, b.stride, out.stride), (a.dtype, out.dtype)
-        shape = Shape(usual_m, n, k, a_by_k, b_by_n, strides, usual_batches, types, epilogue)
+        shape = Shape(usual_m, n, k, a_by_k, b_by_n, strides, usual_batches, types, epilogue, bool(plus))
         if self.recorded is not None:
             self.recorded[shape.key] = self.pinned.get(shape.key) or 64 * "00"
         for batch in range(batches):
@@ -276,7 +276,8 @@ class FakeProducts(Products):
                 before[:] = narrow(result, out.dtype)
                 x = wide(np.ascontiguousarray(before), out.dtype)
                 result = 0.5 * x * (1 + np.tanh(sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-            z[:] = narrow(result + (wide(np.ascontiguousarray(z), out.dtype) if add else 0), out.dtype)
+            added = lines(plus, m, n, out.stride, out.dtype) if plus else z
+            z[:] = narrow(result + (wide(np.ascontiguousarray(added), out.dtype) if add or plus else 0), out.dtype)
 
 
 class FakeWeightGradients:

@@ -29,7 +29,8 @@ class ResidualNorm(Joined):
     """sum = x + dropout(branch), in the place of branch; y = LayerNorm(sum), with mean and rstd [B, T] fp32.
 
     branch_bias: the bias parameter that was added to the branch last; its gradient is summed here on the way. Where
-    there is an input `operand`, the product of it at the end of the branch is computed here too.
+    there is an input `operand`, the product of it at the end of the branch is computed here too, and is added to x
+    before it is rounded.
     """
 
     width: int

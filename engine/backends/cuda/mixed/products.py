@@ -71,7 +71,7 @@ class Matrix:
 @dataclass(frozen=True)
 class Shape:
     """What decides the choice of an algorithm. out [m, n] = a [m, k] * b [k, n]; `a_by_k`: a is stored as [k, m], and
-    `b_by_n`: b is stored as [n, k]."""
+    `b_by_n`: b is stored as [n, k]; `plus`: another matrix is added."""
 
     m: int
     n: int
@@ -82,13 +82,15 @@ class Shape:
     batches: int
     types: tuple[str, str]  # of a and b, and of out
     epilogue: str
+    plus: bool = False
 
     @property
     def key(self) -> str:
         layout = ("t" if self.a_by_k else "n") + ("t" if self.b_by_n else "n")
         strides = "/".join(str(s) for s in self.strides)
         types = ">".join(self.types)
-        return f"{self.m}x{self.n}x{self.k} {layout} {strides} *{self.batches} {types} {self.epilogue}"
+        form = f"{self.m}x{self.n}x{self.k} {layout} {strides} *{self.batches} {types} {self.epilogue}"
+        return form + " plus" * self.plus
 
 
 @dataclass(frozen=True)
@@ -263,16 +265,18 @@ class Products:
         bias: int = 0,
         aux: int = 0,
         add: bool = False,
+        plus: int = 0,
         usual: tuple[int, int] | None = None,
     ) -> None:
         """out [m, n] = a * b, or += where `add`; see Shape for the forms. Sums are fp32, rounded once.
 
-        bias: address of [n], added to every row. aux: address of [m, n], where `gelu_aux...` leaves
-        what GELU (tanh form) was taken of. usual: m and batches that the algorithm is
-        chosen for, where this call's may be others: taking fewer rows or batches at once then moves no bit.
+        plus: address of a matrix laid out as out, that is added where it is not 0. bias: address of [n], added to
+        every row. aux: address of [m, n], where `gelu_aux...` leaves what GELU (tanh form) was taken of. usual: m and
+        batches that the algorithm is chosen for, where this call's may be others: taking fewer rows or batches at once
+        then moves no bit.
         """
         strides = (a.stride, b.stride, out.stride)
-        shape = Shape(*sizes, a_by_k, b_by_n, strides, batches, (a.dtype, out.dtype), epilogue)
+        shape = Shape(*sizes, a_by_k, b_by_n, strides, batches, (a.dtype, out.dtype), epilogue, bool(plus))
         chosen_for = replace(shape, m=usual[0], batches=usual[1]) if usual else shape
         if shape not in self.ready:
             batch_strides, scales = (a.batch, b.batch, out.batch), (a.scales, b.scales)
@@ -295,8 +299,8 @@ class Products:
             product.b,
             ctypes.c_void_p(a.address),
             product.a,
-            ctypes.byref(self._one if add else self._zero),
-            ctypes.c_void_p(out.address),
+            ctypes.byref(self._one if add or plus else self._zero),
+            ctypes.c_void_p(plus or out.address),
             product.out,
             ctypes.c_void_p(out.address),
             product.out,

@@ -61,11 +61,14 @@ def mixed_program(program: Program, precision: Precision, recompute: int = 0, ow
     """The same model, parameters and places of random numbers; raises SpecError where widths do not suit.
 
     own: whether our own kernels serve, which take some products together with the LayerNorm after them.
+
+    The product at the end of a branch is computed with the residual sum: by our own kernel where it has room for whole
+    rows, else by the library, which can add where there is no dropout in between.
     """
     spec = program.spec
     check_widths(spec, precision)
     half = HALF_DTYPES[precision]
-    with_product = own and serves_width(spec.d_model) and precision != "fp8"
+    own_sum = own and serves_width(spec.d_model)
     tensors = {name: _narrow(type, half) for name, type in program.tensors.items()}
     joined: list[Operation] = []
     cursor = _Cursor(program.operations)
@@ -75,6 +78,7 @@ def mixed_program(program: Program, precision: Precision, recompute: int = 0, ow
             activation, down = cursor.take(), cursor.take()
             operation = _mlp(operation, activation, down)
         elif isinstance(operation, ResidualAdd) and cursor.next_is(LayerNorm):
+            with_product = precision != "fp8" and (own_sum or operation.probability == 0)
             operation = _residual_norm(operation, cursor.take(), joined[-1], with_product)
         elif isinstance(operation, Attention):
             operation = _attention(operation, tensors)

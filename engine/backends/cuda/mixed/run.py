@@ -101,6 +101,7 @@ class MixedRun(Run):
         bias: int = 0,
         aux: int = 0,
         add: bool = False,
+        plus: int = 0,
     ) -> None:
         """Products.multiply on the stream that is current. While training, the algorithm is the one for the usual
         number of shards at once, whatever is taken now; a product with batches has one for each shard."""
@@ -120,5 +121,6 @@ class MixedRun(Run):
             bias=bias,
             aux=aux,
             add=add,
+            plus=plus,
             usual=usual,
         )

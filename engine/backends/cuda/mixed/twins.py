@@ -10,7 +10,7 @@ from engine.backends.cuda.mixed import hopper_activation
 from engine.backends.cuda.mixed.eight import EightBitProduct
 from engine.backends.cuda.mixed.flash import SPARE, Heads, Places
 from engine.backends.cuda.mixed.hopper_attention import decision_mask, numbers_bytes
-from engine.backends.cuda.mixed.hopper_norm import Norm, Product
+from engine.backends.cuda.mixed.hopper_norm import Norm, Product, serves_width
 from engine.backends.cuda.mixed.joining import join
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
 from engine.backends.cuda.mixed.parts import Parts
@@ -211,22 +211,41 @@ class NormTwin(MixedTwin[Any]):
         )
         run.norm((run.tokens, operation.width), product, norm)
 
+    def _add_product(self, run: MixedRun, operation: ResidualNorm, product: Product) -> None:
+        """sum = x + the product at the end of the branch, by the library."""
+        width, depth = operation.width, product.depth
+        bias = run.weight16(operation.branch_bias) if operation.branch_bias else 0
+        run.multiply(
+            (run.tokens, width, depth),
+            run.narrow(product.left, depth),
+            run.narrow(product.weight, depth),
+            run.narrow(run.tensor(operation.outputs["sum"]), width),
+            b_by_n=True,
+            epilogue="bias" if bias else "none",
+            bias=bias,
+            plus=run.tensor(operation.inputs["x"]),
+        )
+
     def forward(self, run: Run, operation: Any) -> None:
         run = mixed(run)
+        x, branch, total = run.tensor(operation.inputs["x"]), 0, 0
         if "operand" in operation.inputs:
-            self._forward_with_product(run, operation, run.left.pop(operation.inputs["branch"]))
-            return
+            product = run.left.pop(operation.inputs["branch"])
+            if run.norm is not None and serves_width(operation.width):
+                self._forward_with_product(run, operation, product)
+                return
+            self._add_product(run, operation, product)
+            x = run.tensor(operation.outputs["sum"])
+        elif isinstance(operation, ResidualNorm):
+            branch, total = run.tensor(operation.inputs["branch"]), run.tensor(operation.outputs["sum"])
         gain, bias = (run.parameter(operation.parameters[r]) if operation.parameters else 0 for r in ("gain", "bias"))
-        joined = isinstance(operation, ResidualNorm)
-        branch = run.tensor(operation.inputs["branch"]) if joined else 0
-        total = run.tensor(operation.outputs["sum"]) if joined else 0
         run.launch(
             run.unit("layernorm", WIDTH=operation.width),
             "k_norm_fwd",
             f"PPPPiPPPPq{MASK}P",
             (ceiling(run.tokens, ROW_WARPS),),
             (THREADS,),
-            *(run.tensor(operation.inputs["x"]), branch, gain, bias, run.tokens, total),
+            *(x, branch, gain, bias, run.tokens, total),
             *(run.tensor(operation.outputs[r]) for r in ("y", "mean", "rstd")),
             *self._mask(run, operation),
         )
