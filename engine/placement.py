@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+ALIGNMENT = 64  # bytes: a processor's cache line, and its widest vector
 
 
 class Storage:
@@ -25,19 +25,19 @@ class Storage:
         self.offset = 0
 
 
-def place(storages: Iterable[Storage]) -> int:
-    """Give each storage an offset; returns the bytes of the arena that holds them all."""
+def place(storages: Iterable[Storage], alignment: int = ALIGNMENT) -> int:
+    """Give each storage an offset, a multiple of `alignment`; returns the bytes of the arena that holds them all."""
     distinct = list(dict.fromkeys(storages))
     end = max(s.last for s in distinct)
     floor = 0  # below it stand those that live throughout
     lasting = [s for s in distinct if (s.first, s.last) == (0, end)]
     for storage in sorted(lasting, key=lambda s: -s.size):
         storage.offset = floor
-        floor += _aligned(storage.size)
+        floor += aligned(storage.size, alignment)
     passing = [s for s in distinct if (s.first, s.last) != (0, end)]
-    found = _placed(sorted(passing, key=lambda s: (s.first - s.last, -s.size)), floor, end)
-    if found[0] > floor + _most_at_once(passing, end):
-        earliest_first = _placed(sorted(passing, key=lambda s: (s.first, -s.last, -s.size)), floor, end)
+    found = _placed(sorted(passing, key=lambda s: (s.first - s.last, -s.size)), floor, end, alignment)
+    if found[0] > floor + _most_at_once(passing, end, alignment):
+        earliest_first = _placed(sorted(passing, key=lambda s: (s.first, -s.last, -s.size)), floor, end, alignment)
         found = min(found, earliest_first, key=lambda f: f[0])
     total, offsets = found
     for storage, offset in offsets:
@@ -45,21 +45,21 @@ def place(storages: Iterable[Storage]) -> int:
     return total
 
 
-def _most_at_once(storages: Iterable[Storage], end: int) -> int:
+def _most_at_once(storages: Iterable[Storage], end: int, alignment: int) -> int:
     """Bytes of all that live at the fullest time: no arena is smaller."""
     changes = [0] * (end + 2)
     for storage in storages:
-        changes[storage.first] += _aligned(storage.size)
-        changes[storage.last + 1] -= _aligned(storage.size)
+        changes[storage.first] += aligned(storage.size, alignment)
+        changes[storage.last + 1] -= aligned(storage.size, alignment)
     return max(accumulate(changes))
 
 
-def _placed(storages: Iterable[Storage], floor: int, end: int) -> tuple[int, list[tuple[Storage, int]]]:
+def _placed(storages: Iterable[Storage], floor: int, end: int, alignment: int) -> tuple[int, list[tuple[Storage, int]]]:
     """The bytes of an arena that holds `storages` from `floor` on, placed in their order, and the place of each."""
     total, offsets = floor, []
     taken = _Taken(end + 1)
     for storage in storages:
-        size = _aligned(storage.size)
+        size = aligned(storage.size, alignment)
         offset = floor
         for start, stop in sorted(taken.during(storage.first, storage.last)):
             if offset + size <= start:
@@ -71,8 +71,8 @@ def _placed(storages: Iterable[Storage], floor: int, end: int) -> tuple[int, lis
     return total, offsets
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
 
 
 class _Spans:

@@ -237,7 +237,7 @@ def make_plan(program: Program, train: TrainSpec, tier: str, threads: int, layou
     planner.activations()
     planner.gradients()
     planner.derived()
-    arena = place(storage for _, _, storage in planner.named.values())
+    arena = place((storage for _, _, storage in planner.named.values()), layout.alignment)
     buffers = {
         name: Buffer(name, type, category, storage.first, storage.last, storage.offset)
         for name, (type, category, storage) in planner.named.items()

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from engine.operations.base import BufferType, Operation, Sizes
+from engine.placement import ALIGNMENT
 from engine.program import BackwardStep, Program
 
 
@@ -11,6 +12,7 @@ class Layout(Protocol):
 
     threads: int
     saves_in_arena: bool  # whether the copy that is saved stands in the arena
+    alignment: int  # of every buffer, in bytes
 
     def lingers(self, step: BackwardStep) -> int:
         """Steps of the backward half that a buffer stays after its last use in this one."""
@@ -40,6 +42,7 @@ class CpuLayout:
     """One shard at a time, and what the operations name themselves."""
 
     saves_in_arena = True
+    alignment = ALIGNMENT
 
     def __init__(self, threads: int) -> None:
         self.threads = threads

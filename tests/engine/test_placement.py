@@ -5,21 +5,23 @@ from collections.abc import Callable, Sequence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.placement import Storage, place
+from engine.placement import ALIGNMENT, Storage, aligned, place
 from engine.program import build_program
 from tests.engine.training import model_spec
 
 Life = tuple[int, int, int]  # bytes, first and last time
 
 
-def by_looking_at_all(lives: Sequence[Life]) -> tuple[list[int], int]:
+def by_looking_at_all(lives: Sequence[Life], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
     """Offsets and bytes in all of the better order: longest-lived first, then largest; or earliest first, then
     longest-lived, then largest."""
     orders = [lambda life: (life[1] - life[2], -life[0]), lambda life: (life[1], -life[2], -life[0])]
-    return min((in_this_order(lives, order) for order in orders), key=lambda found: found[1])
+    return min((in_this_order(lives, order, alignment) for order in orders), key=lambda found: found[1])
 
 
-def in_this_order(lives: Sequence[Life], key: Callable[[Life], tuple[int, ...]]) -> tuple[list[int], int]:
+def in_this_order(
+    lives: Sequence[Life], key: Callable[[Life], tuple[int, ...]], alignment: int
+) -> tuple[list[int], int]:
     """Those that live throughout side by side, then each at the lowest place free then."""
     end = max(last for _, _, last in lives)
     lasting = [n for n, (_, first, last) in enumerate(lives) if (first, last) == (0, end)]
@@ -31,7 +33,7 @@ def in_this_order(lives: Sequence[Life], key: Callable[[Life], tuple[int, ...]])
     floor = 0
     for number, n in enumerate(order):
         size, first, last = lives[n]
-        size = (size + 63) // 64 * 64
+        size = aligned(size, alignment)
         offset = 0 if n in lasting else floor
         placed = [m for m in order[:number] if lives[m][1] <= last and first <= lives[m][2]]
         for m in sorted(placed, key=lambda m: offsets[m]):
@@ -39,7 +41,7 @@ def in_this_order(lives: Sequence[Life], key: Callable[[Life], tuple[int, ...]])
                 continue
             if offset + size <= offsets[m]:
                 break
-            offset = max(offset, offsets[m] + (lives[m][0] + 63) // 64 * 64)
+            offset = max(offset, offsets[m] + aligned(lives[m][0], alignment))
         offsets[n] = offset
         stops.append(offset + size)
         if n in lasting:
@@ -47,9 +49,9 @@ def in_this_order(lives: Sequence[Life], key: Callable[[Life], tuple[int, ...]])
     return offsets, max(stops)
 
 
-def placed(lives: Sequence[Life]) -> tuple[list[int], int]:
+def placed(lives: Sequence[Life], alignment: int) -> tuple[list[int], int]:
     storages = [Storage(*life) for life in lives]
-    total = place(storages)
+    total = place(storages, alignment)
     return [s.offset for s in storages], total
 
 
@@ -63,11 +65,13 @@ def lives(draw: st.DrawFn) -> list[Life]:
 
 
 @settings(max_examples=300)
-@given(lives())
-@example([(1, 0, 0)])
-@example([(64, 0, 3), (128, 1, 2), (64, 2, 2), (64, 1, 1), (64, 3, 3), (192, 2, 3)])
-def test_places_are_those_of_the_plain_search(lives: list[Life]) -> None:
-    assert placed(lives) == by_looking_at_all(lives)
+@given(lives(), st.sampled_from([ALIGNMENT, 1024]))
+@example([(1, 0, 0)], ALIGNMENT)
+@example([(64, 0, 3), (128, 1, 2), (64, 2, 2), (64, 1, 1), (64, 3, 3), (192, 2, 3)], ALIGNMENT)
+def test_places_are_those_of_the_plain_search(lives: list[Life], alignment: int) -> None:
+    offsets, total = placed(lives, alignment)
+    assert (offsets, total) == by_looking_at_all(lives, alignment)
+    assert all(offset % alignment == 0 for offset in offsets)
 
 
 @settings(max_examples=15, deadline=None)
