@@ -213,7 +213,7 @@ __device__ __forceinline__ void barriers_made() {
 // that have not come.
 template <int STAGES, int BYTES, int GROUPS>
 struct Ring {
-    static constexpr bool STAYS = false;
+    static constexpr bool STAYS = false; // in the block's last item nobody waits for the last stage to be left
     uint32 memory, full, empty;
     int count, leads, lane; // leads: the warpgroup whose first warp this is, else -1
 
@@ -539,7 +539,7 @@ __device__ __forceinline__ void differentiate(float &weight, float &gradient, fl
 #define NUMBERS_BYTES (8 * TILE)
 #define KEYS_STAGE (2 * TILE_BYTES + 1024) // queries, dy, and the numbers of queries
 
-// The tile `step` of an item's queries, and beside it their dy and numbers.
+// A tile of a head's queries, and beside it their dy and numbers.
 __device__ __forceinline__ void copy_queries(const Maps &maps, const Attention &p, Place place, uint32 to, uint32 arrival, int tile, int acts = 1) {
     int tiles = (p.tokens + TILE - 1) / TILE;
     barrier_expect(arrival, 2 * TILE_BYTES + NUMBERS_BYTES, acts);
@@ -657,8 +657,8 @@ struct LongRing {
     __device__ __forceinline__ void leave(int step) const { barrier_arrive(empty + 8 * stage(step), lane_of_thread() == 0); }
 };
 
-// dk and dv. A block stays and takes item after item, as they are handed out, the longest first. One thread copies, so
-// that what the next item needs comes while the warpgroups compute this one.
+// dk and dv. A block stays and takes item after item, as they are handed out, the longest first. One warp copies, so that
+// what the next item needs comes while the warpgroups compute this one.
 extern "C" __global__ void __launch_bounds__(128 * (KEY_GROUPS + 1), KEY_BLOCKS)
     k_attention_keys(const __grid_constant__ Maps maps, Attention p) {
     extern __shared__ int8 dynamic[];

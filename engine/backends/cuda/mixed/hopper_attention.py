@@ -24,7 +24,8 @@ SHORT_TILES, SHORT_WIDTH, SHORT_GROUPS = 4, 32, 2  # of a head that one block ta
 
 @dataclass(frozen=True)
 class Form:
-    """How one kernel takes its work: warpgroups of a block, blocks that share a processor, tiles under way."""
+    """How one kernel takes its work: warpgroups of a block, blocks that share a processor, tiles under way, and whether
+    blocks stay and take item after item, with a warpgroup more that copies."""
 
     groups: int
     blocks: int

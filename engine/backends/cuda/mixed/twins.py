@@ -167,13 +167,13 @@ class EmbedTwin(MixedTwin[Embed]):
                 *(run.shards, tokens, context, width, dy, *mask, position, int(run.adds)),
             )
             combine(run)  # the embedding comes last
-        rare = operation.vocab >= tokens
+        rare = operation.vocab >= tokens  # most ids stand in few shards, or in none
         run.launch(
             unit,
             "k_embed_bwd_token_rare" if rare else "k_embed_bwd_token",
             f"PPiiiiPq{MASK}PPPi",
-            (ceiling(operation.vocab, 8) if rare else operation.vocab, ceiling(width, 256)),
-            (256 if rare else 32 * min(run.shards, 8),),
+            (ceiling(operation.vocab, ROW_WARPS) if rare else operation.vocab, ceiling(width, 256)),
+            (THREADS if rare else 32 * min(run.shards, 8),),
             *(*run.token_places, run.shards, tokens, operation.vocab, width, dy, *mask),
             *(run.tied if self.tied else 0, token, int(run.adds)),
         )
