@@ -1,6 +1,7 @@
 """The training loop's one step, evaluation and sampling, over a backend and two sources of windows."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,8 +82,9 @@ class Trainer:
         if tier == "debug":
             self.contents = np.zeros((train.steps, tensors, DIGEST_BYTES), np.uint8)
         self._threads = threads
-        self._inputs = np.zeros((train.batch, model.context), np.int32)
-        self._targets = np.zeros((train.batch, model.context), np.int32)
+        shape = (2, train.batch, model.context)  # inputs and targets
+        self._batch, self._next_batch = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        self._filled: int | None = None  # the step that the next batch is of, where it is filled already
 
     def initialise(self) -> None:
         """Start from initial weights and zero moments, at step 0."""
@@ -158,10 +160,10 @@ class Trainer:
         """One optimizer step over a whole batch; raises NonFinite, leaving weights and moments as they were."""
         if self.step >= self.train.steps:
             raise AssertionError(f"all {self.train.steps} steps are done")
-        self.batches.fill(self.step, self._inputs, self._targets)
-        self._check_tokens(self._inputs, self._targets)
+        inputs, targets = self._take_batch()
+        self._check_tokens(inputs, targets)
         values = step_values(self.train, self.step)
-        outcome = self.backend.train_step(self.step, self._inputs, self._targets, values)
+        outcome = self.backend.train_step(self.step, inputs, targets, values, self._fill_ahead)
         self._check_finite(outcome.flagged)
         if not np.isfinite(outcome.norm):
             what = outcome.bad_gradients[0] if outcome.bad_gradients else "all parameters together"
@@ -173,12 +175,28 @@ class Trainer:
                 f"step {self.step + 1}: the optimizer would make {outcome.bad_updates[0]} or its moments infinite or "
                 f"NaN. {after}. A lower train.learning_rate or a train.clip_norm may help"
             )
-        loss = np.float32(outcome.loss_total * LOSS_UNIT / self._inputs.size)
+        loss = np.float32(outcome.loss_total * LOSS_UNIT / inputs.size)
         self.step += 1
         digest = self._digest(loss)
         self.losses[self.step - 1] = loss
         self.digests[self.step - 1] = np.frombuffer(digest, np.uint8)
         return StepResult(self.step, loss, outcome.norm, values.learning_rate, digest)
+
+    def _take_batch(self) -> Words:
+        """Inputs and targets of this step."""
+        if self._filled != self.step:
+            self.batches.fill(self.step, *self._next_batch)
+        self._filled = None
+        self._batch, self._next_batch = self._next_batch, self._batch
+        return self._batch
+
+    def _fill_ahead(self) -> None:
+        """Fill the next step's batch while a card computes this one. What is wrong with it the next step will say."""
+        following = self.step + 1
+        if following < self.train.steps and self._filled != following:
+            with suppress(Exception):
+                self.batches.fill(following, *self._next_batch)
+                self._filled = following
 
     def _digest(self, loss: np.float32) -> bytes:
         """The digest after the step just done; in the tier debug also keeps what every tensor is."""
@@ -199,7 +217,7 @@ class Trainer:
         total = 0
         for first in range(0, windows.count, rows):
             count = min(rows, windows.count - first)
-            inputs, targets = self._inputs[:count], self._targets[:count]
+            inputs, targets = self._batch[:, :count]
             windows.fill(first, inputs, targets)
             self._check_tokens(inputs, targets)
             total += self.backend.losses(inputs, targets)

@@ -1,6 +1,6 @@
 """What the trainer asks of a backend."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,13 +47,23 @@ def first_flagged(forward: Longs | Words, backward: Longs | Words) -> int | None
     return None
 
 
+Meanwhile = Callable[[], None]
+"""What the caller would do while a card computes, and a backend that waits for one calls."""
+
+
+def nothing() -> None:
+    """The least that can be done meanwhile."""
+
+
 class Backend(Protocol):
     """Executes a plan. Flat arrays hold all parameters (weights) or their moments (m, v), as the plan places them."""
 
     program: Program
     sums: Sums  # [parameters, 3, 2]: the step digest's numbers after the last step
 
-    def train_step(self, step: int, ids: Words, targets: Words, values: StepValues) -> StepOutcome: ...
+    def train_step(
+        self, step: int, ids: Words, targets: Words, values: StepValues, meanwhile: Meanwhile = ...
+    ) -> StepOutcome: ...
     def losses(self, ids: Words, targets: Words) -> int: ...
     def logits(self, ids: Words) -> npt.NDArray[np.float32]: ...
     def take_flag(self) -> int | None: ...

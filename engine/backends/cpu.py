@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from engine.backends.base import StepOutcome
+from engine.backends.base import Meanwhile, StepOutcome, nothing
 from engine.digest import Sums
 from engine.errors import StateMismatch
 from engine.numerics.fixed_point import INFINITY_BITS, magnitude_bits
@@ -258,8 +258,10 @@ class CpuBackend:
         )
         return float(k_grad_norm_final(self._partial, self._lanes[0]))
 
-    def train_step(self, step: int, ids: Words, targets: Words, values: StepValues) -> StepOutcome:
-        """One optimizer step over a whole batch."""
+    def train_step(
+        self, step: int, ids: Words, targets: Words, values: StepValues, meanwhile: Meanwhile = nothing
+    ) -> StepOutcome:
+        """One optimizer step over a whole batch. There is no card to wait for, so `meanwhile` is not called."""
         gradients, total = self.run_shards(step, ids, targets)
         flagged = self.take_flag()
         norm = float("nan") if flagged is not None else self.gradient_norm(gradients)

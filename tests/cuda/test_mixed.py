@@ -13,7 +13,7 @@ from engine.backends.cuda.errors import DeviceUnavailable
 from engine.backends.cuda.mixed import twins
 from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.errors import NonFinite, SpecError, StateMismatch
-from engine.numerics.types import Array
+from engine.numerics.types import Array, Words
 from engine.spec import ModelSpec, Precision, TrainSpec
 from engine.trainer import Trainer
 from tests.cuda import fake_card
@@ -297,3 +297,50 @@ def test_evaluation_is_near_that_of_the_tier_portable() -> None:
         run.close()
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-2)
     assert np.abs(found[0][1] - found[1][1]).max() < 0.05 * np.abs(found[1][1]).max()
+
+
+class WatchedBatches(RandomBatches):
+    """Random ones, that say which were asked for; of one step they cannot be had."""
+
+    def __init__(self, vocab: int, missing: int | None) -> None:
+        super().__init__(vocab)
+        self.asked: list[int] = []
+        self.missing = missing
+
+    def fill(self, step: int, inputs: Words, targets: Words) -> None:
+        self.asked.append(step)
+        inputs[:] = -1  # half done, where it fails
+        if step == self.missing:
+            raise OSError("cannot be read")
+        super().fill(step, inputs, targets)
+
+
+def test_batches_are_filled_while_the_card_computes() -> None:
+    """Each once, none beyond the last step; and they are those of their steps, also for a state of before."""
+    spec, recipe = small(), train(steps=5)
+    expected = trainer(spec, recipe)
+    expected._fill_ahead = lambda: None  # type: ignore[method-assign]
+    run = trainer(spec, recipe)
+    run.batches = watched = WatchedBatches(spec.vocab, None)
+    found = [run.train_step().digest for _ in range(2)]
+    assert watched.asked == [0, 1, 2]  # the third ahead of its step; the first step has the graph recorded
+    after_two = {name: array.copy() for name, array in run.state().items()}
+    found += [run.train_step().digest for _ in range(3)]
+    assert watched.asked == [0, 1, 2, 3, 4]
+    assert found == [expected.train_step().digest for _ in range(5)]
+    run.load_state(after_two)
+    assert [run.train_step().digest for _ in range(3)] == found[2:]
+    run.close(), expected.close()
+
+
+def test_a_batch_that_cannot_be_had_is_an_error_of_its_own_step() -> None:
+    spec, recipe = small(), train(steps=5)
+    run, expected = trainer(spec, recipe), trainer(spec, recipe)
+    run.batches = watched = WatchedBatches(spec.vocab, 3)
+    found = [run.train_step().digest for _ in range(3)]
+    with pytest.raises(OSError, match="cannot be read"):
+        run.train_step()
+    watched.missing = None
+    found += [run.train_step().digest for _ in range(2)]
+    assert found == [expected.train_step().digest for _ in range(5)]
+    run.close(), expected.close()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.backends.base import StepOutcome, first_flagged
+from engine.backends.base import Meanwhile, StepOutcome, first_flagged, nothing
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.elementwise import LOSS
 from engine.backends.cuda.errors import DeviceLost
@@ -151,7 +151,9 @@ class CudaBackend:
 
     # --- one training step ----------------------------------------------------------------------------------------
 
-    def train_step(self, step: int, ids: Words, targets: Words, values: StepValues) -> StepOutcome:
+    def train_step(
+        self, step: int, ids: Words, targets: Words, values: StepValues, meanwhile: Meanwhile = nothing
+    ) -> StepOutcome:
         """One optimizer step over a whole batch: recorded as one graph the first time, replayed after that."""
         batch, host = self._host["batch"], self._host["values"]
         batch[0], batch[1] = ids, targets
@@ -165,6 +167,7 @@ class CudaBackend:
                 self._graph = Graph(self.launcher.stream, self._queue_step)
             else:
                 self._graph.launch()
+                meanwhile()
                 self.launcher.synchronise()
         return self._outcome()
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.backends.base import CHOICES, SCALE, STREAK, StepOutcome
+from engine.backends.base import CHOICES, SCALE, STREAK, Meanwhile, StepOutcome, nothing
 from engine.backends.cuda.backend import CONSTANTS, STATE, CudaBackend
 from engine.backends.cuda.card import Card
 from engine.backends.cuda.mixed.flash import Flash
@@ -86,13 +86,15 @@ class MixedBackend(CudaBackend):
 
     # --- one training step ----------------------------------------------------------------------------------------
 
-    def train_step(self, step: int, ids: Words, targets: Words, values: StepValues) -> StepOutcome:
+    def train_step(
+        self, step: int, ids: Words, targets: Words, values: StepValues, meanwhile: Meanwhile = nothing
+    ) -> StepOutcome:
         """One optimizer step. In fp16 an overflow leaves weights and moments as they are and is tried again, the same
         step on the same batch, with half the scale."""
         while True:
             self._host["values"]["loss_scale"] = self.scale
             self.products.recorded = self._choices if self._graph is None else None
-            outcome = super().train_step(step, ids, targets, values)
+            outcome = super().train_step(step, ids, targets, values, meanwhile)
             self.products.recorded = None
             if outcome.flagged is not None or np.isfinite(outcome.norm) or self.precision != "fp16":
                 break
