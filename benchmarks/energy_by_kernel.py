@@ -4,8 +4,8 @@
 
 Prints a JSON line for each kernel of each experiment, the largest first: launches in a step, the microseconds of all of
 them, watts, and millijoules by the card's own counter; last the same of whole steps. Where a step is bound by the
-card's power limit, energy and not time tells what would make it faster. The counter is read a few times a second, so
-watts are a few percent off.
+card's power limit, energy and not time tells what would make it faster. The card brings its counter up to date
+a few times a second, so that single lines may be off by a tenth.
 """
 
 import argparse
@@ -16,15 +16,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from gpu_step import add_options, make_trainer
+from gpu_step import add_options, started
 from kernels_alone import Call, recorded
 from running import run
 
 from engine.backends.cuda.backend import CudaBackend
 from engine.backends.cuda.errors import DeviceUnavailable
 from engine.backends.cuda.graphs import Graph
-from engine.schedule import step_values
 
 SETTLE = 0.4  # part of the time that comes before what is measured
 ROUND = 0.02  # seconds of work between two looks at the clock
@@ -90,19 +88,7 @@ def measure_kernel(backend: CudaBackend, meter: Meter, calls: list[Call], second
 
 
 def lines_of(name: str, arguments: argparse.Namespace, meter: Meter) -> list[dict[str, Any]]:
-    trainer = make_trainer(name, arguments)
-    trainer.initialise()
-    backend = trainer.backend
-    assert isinstance(backend, CudaBackend)
-    batches = np.zeros((2, trainer.train.batch, trainer.model.context), np.int32)
-    trainer.batches.fill(0, *batches)
-    values = step_values(trainer.train, 3)
-
-    def step() -> None:
-        backend.train_step(0, batches[0], batches[1], values)
-
-    for _ in range(3):
-        step()
+    trainer, backend, step = started(name, arguments)
     kernels: dict[str, list[Call]] = defaultdict(list)
     for kernel, call in recorded(backend):
         kernels[kernel].append(call)

@@ -72,24 +72,34 @@ def make_trainer(name: str, arguments: argparse.Namespace) -> Trainer:
     return Trainer(model, train, tier, RandomBatches(model.vocab), threads=1, device="cuda")
 
 
+def started(name: str, arguments: argparse.Namespace) -> tuple[Trainer, CudaBackend, Callable[[], None]]:
+    """A trainer that has done three steps, its backend, and one step more, of the same batch every time."""
+    trainer = make_trainer(name, arguments)
+    trainer.initialise()
+    backend = trainer.backend
+    assert isinstance(backend, CudaBackend)
+    batches = np.zeros((2, trainer.train.batch, trainer.model.context), np.int32)
+    trainer.batches.fill(0, *batches)
+    values = step_values(trainer.train, 3)
+
+    def step() -> None:
+        backend.train_step(0, batches[0], batches[1], values)
+
+    for _ in range(3):
+        step()
+    return trainer, backend, step
+
+
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     card = Card()
     before = card.free_memory()
-    trainer = make_trainer(name, arguments)
+    trainer, backend, step = started(name, arguments)
     model, train = trainer.model, trainer.train
-    trainer.initialise()
-    for _ in range(3):
-        trainer.train_step()
     used = before - card.free_memory()
-    backend = trainer.backend
-    assert isinstance(backend, CudaBackend)
     times = []
-    batches = np.zeros((2, train.batch, model.context), np.int32)
-    trainer.batches.fill(0, *batches)
-    values = step_values(train, 3)
     for _ in range(arguments.steps):
         start = time.perf_counter()
-        backend.train_step(0, batches[0], batches[1], values)
+        step()
         times.append(time.perf_counter() - start)
     seconds = statistics.median(times)
     parameters = sum(int(np.prod(p.shape)) for p in trainer.program.parameters)

@@ -14,13 +14,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from gpu_step import add_options, make_trainer, queue_step
+from gpu_step import add_options, queue_step, started
 from gpu_timing import microseconds
 from running import run
 
 from engine.backends.cuda.backend import CudaBackend
-from engine.schedule import step_values
 
 ROUNDS = 3
 Call = Callable[[], None]
@@ -39,14 +37,7 @@ def recorded(backend: CudaBackend) -> list[tuple[str, Call]]:
 
 
 def measure(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    trainer = make_trainer(name, arguments)
-    trainer.initialise()
-    backend = trainer.backend
-    assert isinstance(backend, CudaBackend)
-    batches = np.zeros((2, trainer.train.batch, trainer.model.context), np.int32)
-    trainer.batches.fill(0, *batches)
-    for _ in range(3):
-        backend.train_step(0, batches[0], batches[1], step_values(trainer.train, 3))
+    trainer, backend, _ = started(name, arguments)
     times: dict[str, list[float]] = defaultdict(list)
     for kernel, call in recorded(backend):
         times[kernel].append(microseconds(backend.launcher, call, ROUNDS))

@@ -67,18 +67,18 @@ def k_group_digest(x: Floats, sums: Sums) -> None:
     """sums [2] of a flat fp32 tensor in the tier prod. A group's encodings, times the powers 0 to 7 of an odd factor,
     are added up and mixed with the group's number; elements that it lacks at the tensor's end count as zeros."""
     a = b = np.uint64(0)
-    for group in range((x.size + 2 * APART - 1) // (2 * APART) * (2 * APART // GROUP)):
-        first = group // (2 * APART // GROUP) * 2 * APART + group % (2 * APART // GROUP) * (GROUP // 2)
-        if first >= x.size:
-            continue
-        value = np.uint64(0)
-        for half in (APART, 0):
-            for i in range(first + half + GROUP // 2 - 1, first + half - 1, -1):
-                bits = bits_of_float32(x[i]) if i < x.size else 0
-                value = value * _FACTOR + np.uint64(np.uint32(bits))
-        z = mix(group, value)
-        a += z
-        b += second(z)
+    group = 0
+    for block in range(0, x.size, 2 * APART):
+        for first in range(block, min(block + APART, x.size), GROUP // 2):
+            value = np.uint64(0)
+            for half in (APART, 0):
+                for i in range(first + half + GROUP // 2 - 1, first + half - 1, -1):
+                    bits = bits_of_float32(x[i]) if i < x.size else 0
+                    value = value * _FACTOR + np.uint64(np.uint32(bits))
+            z = mix(group, value)
+            a += z
+            b += second(z)
+            group += 1
     sums[0], sums[1] = a, b
 
 

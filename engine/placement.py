@@ -33,7 +33,7 @@ def place(storages: Iterable[Storage], alignment: int = ALIGNMENT) -> int:
     lasting = [s for s in distinct if (s.first, s.last) == (0, end)]
     for storage in sorted(lasting, key=lambda s: -s.size):
         storage.offset = floor
-        floor += aligned(storage.size, alignment)
+        floor += _aligned(storage.size, alignment)
     passing = [s for s in distinct if (s.first, s.last) != (0, end)]
     found = _placed(sorted(passing, key=lambda s: (s.first - s.last, -s.size)), floor, end, alignment)
     if found[0] > floor + _most_at_once(passing, end, alignment):
@@ -49,8 +49,8 @@ def _most_at_once(storages: Iterable[Storage], end: int, alignment: int) -> int:
     """Bytes of all that live at the fullest time: no arena is smaller."""
     changes = [0] * (end + 2)
     for storage in storages:
-        changes[storage.first] += aligned(storage.size, alignment)
-        changes[storage.last + 1] -= aligned(storage.size, alignment)
+        changes[storage.first] += _aligned(storage.size, alignment)
+        changes[storage.last + 1] -= _aligned(storage.size, alignment)
     return max(accumulate(changes))
 
 
@@ -59,7 +59,7 @@ def _placed(storages: Iterable[Storage], floor: int, end: int, alignment: int) -
     total, offsets = floor, []
     taken = _Taken(end + 1)
     for storage in storages:
-        size = aligned(storage.size, alignment)
+        size = _aligned(storage.size, alignment)
         offset = floor
         for start, stop in sorted(taken.during(storage.first, storage.last)):
             if offset + size <= start:
@@ -71,7 +71,7 @@ def _placed(storages: Iterable[Storage], floor: int, end: int, alignment: int) -
     return total, offsets
 
 
-def aligned(size: int, alignment: int) -> int:
+def _aligned(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 

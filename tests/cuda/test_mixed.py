@@ -330,7 +330,8 @@ def test_batches_are_filled_while_the_card_computes() -> None:
     assert found == [expected.train_step().digest for _ in range(5)]
     run.load_state(after_two)
     assert [run.train_step().digest for _ in range(3)] == found[2:]
-    run.close(), expected.close()
+    run.close()
+    expected.close()
 
 
 def test_a_batch_that_cannot_be_had_is_an_error_of_its_own_step() -> None:
@@ -343,4 +344,5 @@ def test_a_batch_that_cannot_be_had_is_an_error_of_its_own_step() -> None:
     watched.missing = None
     found += [run.train_step().digest for _ in range(2)]
     assert found == [expected.train_step().digest for _ in range(5)]
-    run.close(), expected.close()
+    run.close()
+    expected.close()

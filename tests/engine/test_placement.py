@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.placement import ALIGNMENT, Storage, aligned, place
+from engine.placement import ALIGNMENT, Storage, place
 from engine.program import build_program
 from tests.engine.training import model_spec
 
@@ -33,7 +33,7 @@ def in_this_order(
     floor = 0
     for number, n in enumerate(order):
         size, first, last = lives[n]
-        size = aligned(size, alignment)
+        size = (size + alignment - 1) // alignment * alignment
         offset = 0 if n in lasting else floor
         placed = [m for m in order[:number] if lives[m][1] <= last and first <= lives[m][2]]
         for m in sorted(placed, key=lambda m: offsets[m]):
@@ -41,7 +41,7 @@ def in_this_order(
                 continue
             if offset + size <= offsets[m]:
                 break
-            offset = max(offset, offsets[m] + aligned(lives[m][0], alignment))
+            offset = max(offset, offsets[m] + (lives[m][0] + alignment - 1) // alignment * alignment)
         offsets[n] = offset
         stops.append(offset + size)
         if n in lasting:

@@ -45,7 +45,7 @@ class CudaLayout:
 
     threads = 1
     saves_in_arena = False
-    # Bytes. Where rows begin within a line of the card's cache, which has 128, a step takes 3 % longer.
+    # Bytes. Where rows begin within a line of the card's cache, which has 128, a step takes up to 4 % longer.
     alignment = 1024
     # Shards are taken together up to this many tokens: enough to fill a card, beyond it only memory grows.
     tokens_at_once = 8192
