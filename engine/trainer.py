@@ -84,7 +84,7 @@ class Trainer:
         self._threads = threads
         shape = (2, train.batch, model.context)  # inputs and targets
         self._batch, self._next_batch = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        self._filled: int | None = None  # the step that the next batch is of, where it is filled already
+        self._filled: tuple[int, BatchSource] | None = None  # what the next batch is, where it is filled already
 
     def initialise(self) -> None:
         """Start from initial weights and zero moments, at step 0."""
@@ -184,19 +184,20 @@ class Trainer:
 
     def _take_batch(self) -> Words:
         """Inputs and targets of this step."""
-        if self._filled != self.step:
+        ready, self._filled = self._filled == (self.step, self.batches), None
+        if not ready:
             self.batches.fill(self.step, *self._next_batch)
-        self._filled = None
         self._batch, self._next_batch = self._next_batch, self._batch
         return self._batch
 
     def _fill_ahead(self) -> None:
         """Fill the next step's batch while a card computes this one. What is wrong with it the next step will say."""
-        following = self.step + 1
-        if following < self.train.steps and self._filled != following:
+        step = self.step + 1
+        if step < self.train.steps and self._filled != (step, self.batches):
+            self._filled = None
             with suppress(Exception):
-                self.batches.fill(following, *self._next_batch)
-                self._filled = following
+                self.batches.fill(step, *self._next_batch)
+                self._filled = step, self.batches
 
     def _digest(self, loss: np.float32) -> bytes:
         """The digest after the step just done; in the tier debug also keeps what every tensor is."""

@@ -346,3 +346,27 @@ def test_a_batch_that_cannot_be_had_is_an_error_of_its_own_step() -> None:
     assert found == [expected.train_step().digest for _ in range(5)]
     run.close()
     expected.close()
+
+
+def test_a_batch_filled_ahead_is_forgotten_where_another_fill_failed_or_its_source_is_another() -> None:
+    spec, recipe = small(), train(steps=5)
+    run = trainer(spec, recipe)
+    run.batches = watched = WatchedBatches(spec.vocab, None)
+    states, digests = [], []
+    for _ in range(4):
+        states.append({name: array.copy() for name, array in run.state().items()})
+        digests.append(run.train_step().digest)
+    run.load_state(states[2])
+    run.train_step()  # the fourth batch is filled ahead
+    watched.missing = 1
+    run.load_state(states[1])
+    with pytest.raises(OSError, match="cannot be read"):
+        run.train_step()
+    run.load_state(states[3])
+    assert run.train_step().digest == digests[3]
+    run.load_state(states[2])
+    run.train_step()  # the fourth batch is filled ahead
+    run.batches = WatchedBatches(spec.vocab, 3)
+    with pytest.raises(OSError, match="cannot be read"):
+        run.train_step()
+    run.close()

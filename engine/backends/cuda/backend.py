@@ -167,8 +167,10 @@ class CudaBackend:
                 self._graph = Graph(self.launcher.stream, self._queue_step)
             else:
                 self._graph.launch()
-                meanwhile()
-                self.launcher.synchronise()
+                try:
+                    meanwhile()
+                finally:
+                    self.launcher.synchronise()  # the card reads what the next step is told with
         return self._outcome()
 
     def _outcome(self) -> StepOutcome:
