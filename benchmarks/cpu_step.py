@@ -14,13 +14,13 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 from ruamel.yaml import YAML
+from timing import durations
 
 from engine.numerics.types import Words
 from engine.spec import ModelSpec, TrainSpec
@@ -90,12 +90,7 @@ def measure(experiment: str, peer: str | None, threads: int, steps: int, rounds:
     theirs: list[float] = []
     version = None
     for _ in range(rounds):
-        seconds = []
-        for _ in range(steps):
-            start = time.perf_counter()
-            trainer.train_step()
-            seconds.append(time.perf_counter() - start)
-        ours.append(statistics.median(seconds))
+        ours.append(statistics.median(durations(trainer.train_step, steps, 0)))
         if peer:
             result = measure_peer(peer, model, train, threads, steps)
             theirs.append(result["seconds"])

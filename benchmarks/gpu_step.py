@@ -1,18 +1,18 @@
 """Training speed and memory on a CUDA card. Prints one JSON line for each experiment.
 
-    python benchmarks/gpu_step.py [--steps N] [--batch B] [--shards S] [--dropout P] [--precision bf16] [--profile]
-        EXPERIMENT...
+    python benchmarks/gpu_step.py [--steps N] [--seconds S] [--batch B] [--shards S] [--dropout P] [--precision bf16]
+        [--profile] EXPERIMENT...
 
 The tier is `portable`, or `prod` where a precision is given.
 
-A step is timed from token numbers on the host to the outcome on the host. `--profile` times every kernel launch of one
-step on its own (events around each launch, so gaps are not counted) and lists the sums by kernel.
+A step is timed from token numbers on the host to the outcome on the host; given is the median of at least N, and of as
+many as take S seconds. `--profile` times every kernel launch of one step on its own (events around each launch, so gaps
+are not counted) and lists the sums by kernel.
 """
 
 import argparse
 import json
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from ruamel.yaml import YAML
 from running import run
+from timing import durations
 
 from engine.backends.cuda.backend import CudaBackend
 from engine.backends.cuda.card import Card
@@ -96,11 +97,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     trainer, backend, step = started(name, arguments)
     model, train = trainer.model, trainer.train
     used = before - card.free_memory()
-    times = []
-    for _ in range(arguments.steps):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
+    times = durations(step, arguments.steps, arguments.seconds)
     seconds = statistics.median(times)
     parameters = sum(int(np.prod(p.shape)) for p in trainer.program.parameters)
     tokens = train.batch * model.context
@@ -114,6 +111,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "shards": train.shards,
         "shards_at_once": backend.layout.shards_at_once(train.shards),
         "parameters": parameters,
+        "timed_steps": len(times),
         "step_ms": round(seconds * 1e3, 3),
         "fastest_ms": round(min(times) * 1e3, 3),
         "tokens_s": int(tokens / seconds),
@@ -172,9 +170,10 @@ def kernel_times(backend: CudaBackend) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiments", nargs="+")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20, help="timed steps at least; 20 if not given")
+    parser.add_argument("--seconds", type=float, default=2, help="timed seconds at least; 2 if not given")
     add_options(parser)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()

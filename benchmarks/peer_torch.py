@@ -3,21 +3,22 @@
     python benchmarks/peer_torch.py [--device cpu|cuda] [--precision fp32|bf16] [--how eager|graph|compiled-graph]
         SIZES...
 
-Run in an interpreter that has PyTorch, by cpu_step.py and price_list.py; it needs nothing else of this project. SIZES
-are the fields of a model as JSON, with `batch`, `steps` and, on a CPU, `threads`. Each gives the median seconds of a
-step on random tokens that are on the device already. fp32 is strict (no TF32), bf16 is autocast over fp32 weights.
-`graph` records the whole step as one CUDA graph, `compiled-graph` has torch.compile make its kernels first.
+Run in an interpreter that has PyTorch, by cpu_step.py and price_list.py; of this project it needs timing.py alone.
+SIZES are the fields of a model as JSON, with `batch`, `steps`, perhaps `seconds` (how many are timed: timing.py), on a
+CPU `threads` too. Each gives the median seconds of a step on random tokens that are on the device already. fp32 is
+strict (no TF32), bf16 is autocast over fp32 weights. `graph` records the whole step as one CUDA graph, `compiled-graph`
+has torch.compile make its kernels first.
 """
 
 import argparse
 import gc
 import json
 import statistics
-import time
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from timing import durations
 from torch import nn
 from torch.nn import functional as F
 
@@ -178,18 +179,19 @@ def measure(sizes: dict[str, Any], device: str, precision: str, how: str) -> dic
     step = Step(model, groups, shape, precision=precision, how=how, **recipe)
     for place in (step.ids, step.targets):
         place.random_(0, sizes["vocab"])
-    seconds = []
-    for _ in range(1 + sizes["steps"]):
-        step.synchronise()
-        start = time.perf_counter()
+
+    def whole() -> None:
         step()
         step.synchronise()
-        seconds.append(time.perf_counter() - start)
+
+    whole()
+    seconds = durations(whole, sizes["steps"], sizes.get("seconds", 0))
     return {
         "experiment": sizes.get("experiment"),
         "precision": precision,
         "how": how,
-        "seconds": statistics.median(seconds[1:]),
+        "seconds": statistics.median(seconds),
+        "timed_steps": len(seconds),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 4) if device == "cuda" else None,
         "loss": float(step.loss),
         "version": torch.__version__,

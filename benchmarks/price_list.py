@@ -1,7 +1,8 @@
 """What each tier costs: speed and memory of a training step on the card, beside PyTorch's. Prints JSON lines.
 
     python benchmarks/price_list.py [--experiments NAME ...] [--tiers portable prod-bf16 prod-fp16]
-        [--peer] [--peer-python PYTHON] [--peer-how compiled-graph|graph] [--dropout P] [--steps N] [--markdown]
+        [--peer] [--peer-python PYTHON] [--peer-how compiled-graph|graph] [--dropout P] [--steps N] [--seconds S]
+        [--markdown]
     python benchmarks/price_list.py --read FILE ... --markdown
 
 Runs gpu_step.py once for each tier and, with --peer, peer_torch.py once for each precision, in processes of their own;
@@ -76,7 +77,7 @@ def in_turn(
 
 
 def tier_command(tier: str, arguments: argparse.Namespace) -> Callable[[list[str]], list[str]]:
-    options = ["--steps", str(arguments.steps)]
+    options = ["--steps", str(arguments.steps), "--seconds", str(arguments.seconds)]
     if arguments.dropout is not None:
         options += ["--dropout", str(arguments.dropout)]
     if tier != "portable":
@@ -96,7 +97,8 @@ def peer_command(precision: str, arguments: argparse.Namespace) -> Callable[[lis
 
 def peer_sizes(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     model, train = load(name)
-    sizes = model.model_dump() | {"experiment": name, "batch": train.batch, "steps": arguments.steps}
+    timed = {"steps": arguments.steps, "seconds": arguments.seconds}
+    sizes = model.model_dump() | {"experiment": name, "batch": train.batch} | timed
     return sizes if arguments.dropout is None else sizes | {"dropout": arguments.dropout}
 
 
@@ -104,8 +106,8 @@ def tier_line(tier: str, found: Line) -> Line:
     line = {"experiment": found["experiment"], "tier": tier}
     if "error" in found:
         return line | {"error": found["error"]}
-    kept = ("batch", "dropout", "parameters", "step_ms", "fastest_ms", "tokens_s", "tflops", "planned_gib")
-    return line | {key: found[key] for key in kept} | {"gib": found["used_gib"]}
+    sizes, speeds = ("batch", "dropout", "parameters"), ("timed_steps", "step_ms", "fastest_ms", "tokens_s", "tflops")
+    return line | {key: found[key] for key in (*sizes, *speeds, "planned_gib")} | {"gib": found["used_gib"]}
 
 
 def peer_line(precision: str, found: Line, sizes: dict[str, Any]) -> Line:
@@ -117,6 +119,7 @@ def peer_line(precision: str, found: Line, sizes: dict[str, Any]) -> Line:
         "dropout": sizes["dropout"],
         "how": found["how"],
         "version": found["version"],
+        "timed_steps": found["timed_steps"],
         "step_ms": round(found["seconds"] * 1e3, 3),
         "tokens_s": int(sizes["batch"] * sizes["context"] / found["seconds"]),
         "gib": found["peak_gib"],
@@ -164,7 +167,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiments", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
     parser.add_argument("--tiers", nargs="+", choices=TIERS, default=list(TIERS))
-    parser.add_argument("--steps", type=int, default=20, help="timed steps; 20 if not given")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps at least; 20 if not given")
+    parser.add_argument("--seconds", type=float, default=2, help="timed seconds at least; 2 if not given")
     parser.add_argument("--dropout", type=float, help="instead of the experiment's, for all")
     parser.add_argument("--peer", action="store_true", help="also PyTorch")
     parser.add_argument("--peer-python", default=sys.executable, help="an interpreter that has PyTorch")

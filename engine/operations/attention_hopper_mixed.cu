@@ -34,7 +34,7 @@ struct Maps {
 struct Attention {
     float *stats, *numbers;
     const StepValues *values;
-    int heads, width, tokens, rows, first_row, chunk;
+    int heads, tokens, rows, first_row, chunk;
     float scale; // of scores
     Mask mask;
 };
