@@ -127,28 +127,46 @@ k_embed_bwd_token_rare(const int *order, const int2 *spans, int shards, int toke
     if (id >= vocab) return;
     bool inside = c < width;
     const Eight zeros = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
+    float *out = dtoken + (int64)id * width + c;
+    auto span_of = [&](int s) { return s < shards ? spans[(int64)s * vocab + id] : make_int2(0, 0); };
+    auto sum_of = [&](Eight sum, int s, int2 span) { // with what the lane's columns of shard s are
+        int64 shard = (int64)s * tokens;
+        add_tokens(sum, order + shard + span.x, span.y, dy + shard * width + c, width, base + shard * width + c, mask, values);
+        return sum;
+    };
+    auto span_from = [&](int2 own, int from) {
+        return make_int2(__shfl_sync(ALL_LANES, own.x, from), __shfl_sync(ALL_LANES, own.y, from));
+    };
+    if (!others && shards <= WARP) {
+        int2 own = span_of(lane);
+        uint32 present = __ballot_sync(ALL_LANES, own.y > 0);
+        // Most stand in two shards at most: sums of other shards are zeros, which change no sum, so there is no tree.
+        if (__popc(present) <= 2) {
+            Eight sum = zeros;
+            for (uint32 left = present; left; left &= left - 1) {
+                int s = __ffs(left) - 1;
+                int2 span = span_from(own, s);
+                if (inside) sum = sum + sum_of(zeros, s, span);
+            }
+            if (inside && (present || !add)) store8(out, add ? load8(out) + sum : sum);
+            return;
+        }
+    }
     Eight pending[7];
     int depth = 0;
     bool occurs = others;
-    for (int first = 0; first < shards; first += BLOCK_SHARDS) {
-        int some = min(BLOCK_SHARDS, shards - first);
-        int2 own = lane < some ? spans[(int64)(first + lane) * vocab + id] : make_int2(0, 0);
-        for (int s = 0; s < some; s++) {
-            int begin = __shfl_sync(ALL_LANES, own.x, s), count = __shfl_sync(ALL_LANES, own.y, s);
-            int64 shard = (int64)(first + s) * tokens;
+    for (int first = 0; first < shards; first += WARP) {
+        int2 own = span_of(first + lane);
+        for (int s = first; s < min(first + WARP, shards); s++) {
+            int2 span = span_from(own, s - first);
+            occurs |= span.y > 0;
             Eight sum = zeros;
-            occurs |= count > 0;
-            if (inside) {
-                if (others) sum = load8(others + ((int64)(first + s) * vocab + id) * width + c);
-                add_tokens(sum, order + shard + begin, count, dy + shard * width + c, width, base + shard * width + c, mask, values);
-            }
-            for (int n = first + s; n & 1; n >>= 1) sum = pending[--depth] + sum;
+            if (inside) sum = sum_of(others ? load8(others + ((int64)s * vocab + id) * width + c) : zeros, s, span);
+            for (int n = s; n & 1; n >>= 1) sum = pending[--depth] + sum;
             pending[depth++] = sum;
         }
     }
-    if (!inside || (add && !occurs)) return;
-    float *out = dtoken + (int64)id * width + c;
-    store8(out, add ? load8(out) + pending[0] : pending[0]);
+    if (inside && (occurs || !add)) store8(out, add ? load8(out) + pending[0] : pending[0]);
 }
 
 // dposition[t] (+)= the sum of dy over the rows of each shard, joined by the tree over shards (a power of two, at most 64).

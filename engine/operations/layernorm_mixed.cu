@@ -1,5 +1,6 @@
 // LayerNorm of the tier prod, with the residual sum before it; formulas as in layernorm.py and residual_add.py, sums in
-// fp32. Sums over tokens: each block adds the rows that it owns, k_combine the blocks, both in a fixed order.
+// fp32. Sums over tokens: each block adds the rows that it owns, k_combine the blocks, both in a fixed order. Compiled
+// with SUMS where somebody wants them.
 #include "half_rows.cuh"
 
 #define EPSILON 1e-5f
@@ -7,7 +8,7 @@
 // In the backward pass a block takes several rows at once.
 #define ROWS_AT_ONCE (ROW_THREADS < 8 * WARP ? 8 * WARP / ROW_THREADS : 1)
 #define BACKWARD_THREADS (ROWS_AT_ONCE * ROW_THREADS)
-#define PROCESSOR_THREADS (OWN > 8 ? 512 : 768) // that a multiprocessor has registers for
+#define PROCESSOR_THREADS (SUMS ? (OWN > 8 ? 512 : 768) : 1024) // that a multiprocessor has registers for
 #define BACKWARD_BLOCKS (PROCESSOR_THREADS / BACKWARD_THREADS > 0 ? PROCESSOR_THREADS / BACKWARD_THREADS : 1)
 
 // A warp takes a row of WIDTH elements and keeps it in registers. Where `branch` is not null: sum = x + dropout(branch),
@@ -88,7 +89,7 @@ __device__ __forceinline__ void row_totals(float &a, float &b, int turn) {
 }
 
 // dx = LayerNorm's gradient (+ dsum where not null); dbranch (where not null, else it is dx) = dx through dropout.
-// partial (where not null) [shards, blocks, 3, WIDTH]: sums of dy*normalised, dy and dbranch.
+// partial [shards, blocks, 3, WIDTH]: sums of dy*normalised, dy and dbranch.
 // Grid: blocks of `block_rows`, shards. A block has BACKWARD_THREADS.
 extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS)
 k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float *gain, const uint16 *dy,
@@ -96,7 +97,10 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
            const StepValues *values, float *partial) {
     int line = threadIdx.x / ROW_THREADS;
     bool inside = column_of(PIECES - 1) < WIDTH;
-    Own sums[3] = {filled(0.0f), filled(0.0f), filled(0.0f)}, w = gain && inside ? load_own(gain) : filled(1.0f);
+    Own w = gain && inside ? load_own(gain) : filled(1.0f);
+#if SUMS
+    Own sums[3] = {filled(0.0f), filled(0.0f), filled(0.0f)};
+#endif
     int first = blockIdx.x * block_rows, last = min(first + block_rows, tokens);
     int64 shard = (int64)blockIdx.y * tokens;
     // The next row is on its way while this one is computed.
@@ -122,8 +126,10 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
 #pragma unroll
             for (int j = 0; j < OWN; j++) {
                 float normalised = (n.x[j] - row.mean) * row.rstd;
+#if SUMS
                 sums[0].x[j] += d.x[j] * normalised;
                 sums[1].x[j] += d.x[j];
+#endif
                 a += d.x[j] * w.x[j];
                 b += d.x[j] * w.x[j] * normalised;
             }
@@ -147,10 +153,12 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
             drop_own(d, mask, values, base + at);
             store_own(dbranch + at, narrowed(d));
         }
+#if SUMS
 #pragma unroll
         for (int j = 0; j < OWN; j++) sums[2].x[j] += d.x[j];
+#endif
     }
-    if (!partial) return;
+#if SUMS
     partial += ((int64)blockIdx.y * gridDim.x + blockIdx.x) * 3 * WIDTH;
 #if ROWS_AT_ONCE == 1
     if (inside)
@@ -166,5 +174,6 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
         for (int l = 0; l < ROWS_AT_ONCE; l++) total += columns[l][i / WIDTH][i % WIDTH];
         partial[i] = total;
     }
+#endif
 #endif
 }

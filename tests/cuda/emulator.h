@@ -199,6 +199,7 @@ static inline int __float2int_rn(float x) { return (int)rintf(x); }
 static inline long long __double2ll_rn(double x) { return (long long)rint(x); }
 static inline float4 __ldcs(const float4 *p) { return *p; }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __ffs(unsigned x) { return __builtin_ffs((int)x); }
 #define __expf expf
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline unsigned long long atomicAdd(unsigned long long *place, unsigned long long x) {

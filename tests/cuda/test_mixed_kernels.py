@@ -135,7 +135,7 @@ def test_norm_forward(kernels, precision: str, width: int, parameters: bool) -> 
     added = wide(x, precision) + wide(branch, precision) * kept((rows, width), base, probability)
     places = (gain, bias) if parameters else (None, None)
     total = branch  # in its place
-    kernels("layernorm", precision, WIDTH=width)(
+    kernels("layernorm", precision, WIDTH=width, SUMS=int(parameters))(
         "k_norm_fwd", (2,), (256,), x, branch, *places, rows, total, y, mean, rstd,
         ctypes.c_int64(base), mask_of(probability), values(),
     )  # fmt: skip
@@ -151,7 +151,7 @@ def test_norm_forward_without_a_branch(kernels) -> None:
     x, y = narrow(normal(rng, 5, 72)), np.zeros((5, 72), np.uint16)
     mean, rstd = np.zeros(5, np.float32), np.zeros(5, np.float32)
     before = x.copy()
-    kernels("layernorm", WIDTH=72)(
+    kernels("layernorm", WIDTH=72, SUMS=0)(
         "k_norm_fwd", (1,), (256,), x, None, None, None, 5, None, y, mean, rstd, ctypes.c_int64(0), NOTHING, values()
     )
     assert np.array_equal(x, before)
@@ -172,7 +172,7 @@ def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> Non
     blocks = -(-tokens // rows)
     dx, dbranch = np.zeros_like(total), np.zeros_like(total)
     partial = np.full((shards, blocks, 3, width), np.nan, np.float32)
-    kernels("layernorm", precision, WIDTH=width)(
+    kernels("layernorm", precision, WIDTH=width, SUMS=1)(
         "k_norm_bwd", (blocks, shards), (norm_threads(width),), total, mean.astype(np.float32), rstd.astype(np.float32),
         gain, dy, dsum if joined else None, dx, dbranch if joined else None, tokens, rows, ctypes.c_int64(base),
         mask_of(probability), values(), partial,
@@ -191,6 +191,13 @@ def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> Non
         near(sums[:, 2], dropped.sum(1), 1e-4)
     else:
         near(sums[:, 2], expected.sum(1), 1e-4)
+    alone = np.zeros_like(total)
+    kernels("layernorm", precision, WIDTH=width, SUMS=0)(
+        "k_norm_bwd", (blocks, shards), (norm_threads(width),), total, mean.astype(np.float32), rstd.astype(np.float32),
+        gain, dy, dsum if joined else None, alone, None, tokens, rows, ctypes.c_int64(base),
+        mask_of(probability), values(), None,
+    )  # fmt: skip
+    assert np.array_equal(dx, alone)
 
 
 # --- sums of columns ------------------------------------------------------------------------------------------------
@@ -355,6 +362,25 @@ def test_token_gradients_are_joined_by_the_tree(kernels, shards: int) -> None:
     assert np.array_equal(dtoken, [tree(by_shard), np.zeros(width)])
     unit("k_embed_bwd_token_rare", (1,), (256,), *places, *sizes, dy, *common, None, dtoken, 0)
     assert np.array_equal(dtoken, [tree(by_shard), np.zeros(width)])
+
+
+@pytest.mark.parametrize("shards", [1, 2, 8, 64])
+@pytest.mark.parametrize("add", [0, 1])
+def test_token_gradients_of_rare_ids_have_the_bits_of_all_others(kernels, shards: int, add: int) -> None:
+    """Ids that stand in no shard, in one, in two and in more; sums that cancel, and zeros of both signs."""
+    rng = np.random.default_rng(11)
+    tokens, width, vocab, unit = 4, 8, 2 + 3 * shards, kernels("embed")
+    ids = rng.integers(1, vocab - 1, (shards, tokens), dtype=np.int32)
+    ids[0, 0] = ids[-1, 0] = 0  # first and last shard alone
+    dy = narrow(rng.choice([-1.5, -0.0, 0.0, 1.5, 3e-3], (shards, tokens, width)))
+    places, sizes = order_and_spans(unit, ids, vocab), (shards, tokens, vocab, width)
+    common = (ctypes.c_int64(0), mask_of(0.2), values())
+    usual = normal(rng, vocab, width)
+    rare = usual.copy()
+    block = (32 * min(shards, 8),)
+    unit("k_embed_bwd_token", (vocab,), block, *places, *sizes, dy, *common, None, usual, add)
+    unit("k_embed_bwd_token_rare", (-(-vocab // 8),), (256,), *places, *sizes, dy, *common, None, rare, add)
+    assert np.array_equal(usual.view(np.uint32), rare.view(np.uint32))
 
 
 def test_embedding_of_one_token_over_and_over(kernels) -> None:
@@ -530,7 +556,7 @@ def test_the_emulator_fails_where_a_kernel_is_wrong(kernels, name: str, tmp_path
     wrong = right.replace("* w.x[j] - a -", "* w.x[j] + a -")
     assert wrong != right
     monkeypatch.setattr(emulation, "source", lambda unit: wrong)
-    spoiled = Emulated("layernorm_mixed", {"HALF_BF16": 1, "WIDTH": 72}, tmp_path)
+    spoiled = Emulated("layernorm_mixed", {"HALF_BF16": 1, "WIDTH": 72, "SUMS": 1}, tmp_path)
     with pytest.raises(AssertionError):
         test_norm_backward(lambda *a, **k: spoiled, BF16, 72, True)
 

@@ -78,6 +78,12 @@ def norm_threads(width: int) -> int:
     return 32 * warps * max(8 // warps, 1)
 
 
+def norm_sums(operation: LayerNorm | ResidualNorm) -> tuple[str | None, str | None, str | None]:
+    """The parameters whose gradients are sums that LayerNorm's backward pass leaves in parts."""
+    branch_bias = operation.branch_bias if isinstance(operation, ResidualNorm) else None
+    return operation.parameters.get("gain"), operation.parameters.get("bias"), branch_bias
+
+
 def combine(run: MixedRun) -> None:
     """Gradients of parameters that are sums over tokens, from what all operations have left."""
     if run.sum_places.rows:
@@ -187,9 +193,11 @@ class NormTwin(MixedTwin[Any]):
         self.joins_reads = alone  # adds to a gradient that the linear layer at the end of the branch beside it reads
 
     def parts(self, operation: Any, tokens: int) -> Parts | None:
-        branch_bias = operation.branch_bias if isinstance(operation, ResidualNorm) else None
-        outputs = (*(operation.parameters.get(r) for r in ("gain", "bias")), branch_bias)
+        outputs = norm_sums(operation)
         return Parts(ceiling(tokens, self.rows), operation.width, outputs) if any(outputs) else None
+
+    def _unit(self, run: MixedRun, operation: Any) -> Unit:
+        return run.unit("layernorm", WIDTH=operation.width, SUMS=int(any(norm_sums(operation))))
 
     def _mask(self, run: MixedRun, operation: Any) -> tuple[int, int, int, float, int]:
         base = run.first_row * run.sizes.context * operation.width
@@ -240,7 +248,7 @@ class NormTwin(MixedTwin[Any]):
             branch, total = run.tensor(operation.inputs["branch"]), run.tensor(operation.outputs["sum"])
         gain, bias = (run.parameter(operation.parameters[r]) if operation.parameters else 0 for r in ("gain", "bias"))
         run.launch(
-            run.unit("layernorm", WIDTH=operation.width),
+            self._unit(run, operation),
             "k_norm_fwd",
             f"PPPPiPPPPq{MASK}P",
             (ceiling(run.tokens, ROW_WARPS),),
@@ -265,7 +273,7 @@ class NormTwin(MixedTwin[Any]):
         gain = run.parameter(operation.parameters["gain"]) if operation.parameters else 0
         tokens = run.shard_tokens
         run.launch(
-            run.unit("layernorm", WIDTH=operation.width),
+            self._unit(run, operation),
             "k_norm_bwd",
             f"PPPPPPPPiiq{MASK}PP",
             (ceiling(tokens, self.rows), run.shards),
