@@ -15,7 +15,7 @@ from engine.errors import NonFinite, SpecError, StateMismatch, TokenError
 from engine.initial import fill_initial
 from engine.numerics.types import Array, Words
 from engine.program import build_program
-from engine.schedule import step_values
+from engine.schedule import StepValues, step_values
 from engine.spec import ModelSpec, Tier, TrainSpec, check_precision
 
 DIGEST_BYTES = 32
@@ -84,7 +84,8 @@ class Trainer:
         self._threads = threads
         shape = (2, train.batch, model.context)  # inputs and targets
         self._batch, self._next_batch = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        self._filled: tuple[int, BatchSource] | None = None  # what the next batch is, where it is filled already
+        self._next_values: StepValues
+        self._ready: tuple[int, BatchSource] | None = None  # whose the next batch and values are
 
     def initialise(self) -> None:
         """Start from initial weights and zero moments, at step 0."""
@@ -160,10 +161,8 @@ class Trainer:
         """One optimizer step over a whole batch; raises NonFinite, leaving weights and moments as they were."""
         if self.step >= self.train.steps:
             raise AssertionError(f"all {self.train.steps} steps are done")
-        inputs, targets = self._take_batch()
-        self._check_tokens(inputs, targets)
-        values = step_values(self.train, self.step)
-        outcome = self.backend.train_step(self.step, inputs, targets, values, self._fill_ahead)
+        (inputs, targets), values = self._take()
+        outcome = self.backend.train_step(self.step, inputs, targets, values, self._prepare_next)
         self._check_finite(outcome.flagged)
         if not np.isfinite(outcome.norm):
             what = outcome.bad_gradients[0] if outcome.bad_gradients else "all parameters together"
@@ -182,22 +181,27 @@ class Trainer:
         self.digests[self.step - 1] = np.frombuffer(digest, np.uint8)
         return StepResult(self.step, loss, outcome.norm, values.learning_rate, digest)
 
-    def _take_batch(self) -> Words:
-        """Inputs and targets of this step."""
-        ready, self._filled = self._filled == (self.step, self.batches), None
-        if not ready:
-            self.batches.fill(self.step, *self._next_batch)
+    def _take(self) -> tuple[Words, StepValues]:
+        """Inputs and targets of this step, and what the optimizer takes for it."""
+        if self._ready != (self.step, self.batches):
+            self._prepare(self.step)
+        self._ready = None
         self._batch, self._next_batch = self._next_batch, self._batch
-        return self._batch
+        return self._batch, self._next_values
 
-    def _fill_ahead(self) -> None:
-        """Fill the next step's batch while a card computes this one. What is wrong with it the next step will say."""
+    def _prepare(self, step: int) -> None:
+        self._ready = None
+        self.batches.fill(step, *self._next_batch)
+        self._check_tokens(*self._next_batch)
+        self._next_values = step_values(self.train, step)
+        self._ready = step, self.batches
+
+    def _prepare_next(self) -> None:
+        """Prepare the next step while a card computes this one. What is wrong with its batch the next step will say."""
         step = self.step + 1
-        if step < self.train.steps and self._filled != (step, self.batches):
-            self._filled = None
+        if step < self.train.steps and self._ready != (step, self.batches):
             with suppress(Exception):
-                self.batches.fill(step, *self._next_batch)
-                self._filled = step, self.batches
+                self._prepare(step)
 
     def _digest(self, loss: np.float32) -> bytes:
         """The digest after the step just done; in the tier debug also keeps what every tensor is."""

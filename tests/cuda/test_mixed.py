@@ -12,7 +12,7 @@ import pytest
 from engine.backends.cuda.errors import DeviceUnavailable
 from engine.backends.cuda.mixed import twins
 from engine.backends.cuda.mixed.layout import MixedLayout
-from engine.errors import NonFinite, SpecError, StateMismatch
+from engine.errors import NonFinite, SpecError, StateMismatch, TokenError
 from engine.numerics.types import Array, Words
 from engine.spec import ModelSpec, Precision, TrainSpec
 from engine.trainer import Trainer
@@ -319,7 +319,7 @@ def test_batches_are_filled_while_the_card_computes() -> None:
     """Each once, none beyond the last step; and they are those of their steps, also for a state of before."""
     spec, recipe = small(), train(steps=5)
     expected = trainer(spec, recipe)
-    expected._fill_ahead = lambda: None  # type: ignore[method-assign]
+    expected._prepare_next = lambda: None  # type: ignore[method-assign]
     run = trainer(spec, recipe)
     run.batches = watched = WatchedBatches(spec.vocab, None)
     found = [run.train_step().digest for _ in range(2)]
@@ -334,13 +334,24 @@ def test_batches_are_filled_while_the_card_computes() -> None:
     expected.close()
 
 
-def test_a_batch_that_cannot_be_had_is_an_error_of_its_own_step() -> None:
+class WrongTokens(WatchedBatches):
+    """Of one step they are no tokens of the vocabulary."""
+
+    def fill(self, step: int, inputs: Words, targets: Words) -> None:
+        super().fill(step if step != self.missing else step + 1, inputs, targets)
+        if step == self.missing:
+            targets[-1, -1] = self.vocab
+
+
+@pytest.mark.parametrize(("source", "error"), [(WatchedBatches, OSError), (WrongTokens, TokenError)])
+def test_a_batch_that_cannot_be_had_is_an_error_of_its_own_step(source: type[WatchedBatches], error: type) -> None:
     spec, recipe = small(), train(steps=5)
     run, expected = trainer(spec, recipe), trainer(spec, recipe)
-    run.batches = watched = WatchedBatches(spec.vocab, 3)
+    run.batches = watched = source(spec.vocab, 3)
     found = [run.train_step().digest for _ in range(3)]
-    with pytest.raises(OSError, match="cannot be read"):
-        run.train_step()
+    for _ in range(2):
+        with pytest.raises(error, match=r"cannot be read|allows token numbers"):
+            run.train_step()
     watched.missing = None
     found += [run.train_step().digest for _ in range(2)]
     assert found == [expected.train_step().digest for _ in range(5)]
