@@ -140,13 +140,20 @@ k_embed_bwd_token_rare(const int *order, const int2 *spans, int shards, int toke
     if (!others && shards <= WARP) {
         int2 own = span_of(lane);
         uint32 present = __ballot_sync(ALL_LANES, own.y > 0);
-        // Most stand in two shards at most: sums of other shards are zeros, which change no sum, so there is no tree.
+        // Most stand in two shards at most, and a tree adds zeros to their sums: that changes a sum alone that was flushed
+        // to -0.
         if (__popc(present) <= 2) {
             Eight sum = zeros;
-            for (uint32 left = present; left; left &= left - 1) {
-                int s = __ffs(left) - 1;
-                int2 span = span_from(own, s);
-                if (inside) sum = sum + sum_of(zeros, s, span);
+            int a = max(__ffs(present) - 1, 0), b = WARP - 1 - __clz(present | 1), apart = a ^ b;
+            int2 first = span_from(own, a), last = span_from(own, b);
+            if (inside && present) {
+                sum = sum_of(zeros, a, first);
+                if (apart) {
+                    Eight other = sum_of(zeros, b, last);
+                    if (apart > 1) sum = sum + zeros, other = other + zeros; // each with its neighbour
+                    sum = sum + other;
+                }
+                if (max(2 * apart, 1) < shards) sum = sum + zeros; // with the other half
             }
             if (inside && (present || !add)) store8(out, add ? load8(out) + sum : sum);
             return;

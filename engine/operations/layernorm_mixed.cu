@@ -8,7 +8,8 @@
 // In the backward pass a block takes several rows at once.
 #define ROWS_AT_ONCE (ROW_THREADS < 8 * WARP ? 8 * WARP / ROW_THREADS : 1)
 #define BACKWARD_THREADS (ROWS_AT_ONCE * ROW_THREADS)
-#define PROCESSOR_THREADS (SUMS ? (OWN > 8 ? 512 : 768) : 1024) // that a multiprocessor has registers for
+// Threads that a multiprocessor has registers for.
+#define PROCESSOR_THREADS (SUMS ? (OWN > 8 ? 512 : 768) : (OWN > 12 ? 768 : 1024))
 #define BACKWARD_BLOCKS (PROCESSOR_THREADS / BACKWARD_THREADS > 0 ? PROCESSOR_THREADS / BACKWARD_THREADS : 1)
 
 // A warp takes a row of WIDTH elements and keeps it in registers. Where `branch` is not null: sum = x + dropout(branch),

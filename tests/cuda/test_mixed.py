@@ -62,6 +62,7 @@ CASES: dict[str, Callable[[], Specs]] = {
     "norms with products, parts of blocks": lambda: (
         small(**NORMS_WITH_PRODUCTS | {"context": 24, "hidden": 8}), train(batch=4, shards=2),
     ),
+    "norms bare, biases": lambda: (small(norm_parameters=False), train(batch=4, shards=2)),
     "shards of whole blocks": lambda: (small(context=64), train(batch=4, shards=4)),
     "shards of whole blocks, no biases": lambda: (small(context=64, linear_bias=False), train(batch=4, shards=4)),
 }  # fmt: skip
