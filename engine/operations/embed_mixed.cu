@@ -144,17 +144,16 @@ k_embed_bwd_token_rare(const int *order, const int2 *spans, int shards, int toke
         // to -0.
         if (__popc(present) <= 2) {
             Eight sum = zeros;
-            int a = max(__ffs(present) - 1, 0), b = WARP - 1 - __clz(present | 1), apart = a ^ b;
-            int2 first = span_from(own, a), last = span_from(own, b);
-            if (inside && present) {
-                sum = sum_of(zeros, a, first);
-                if (apart) {
-                    Eight other = sum_of(zeros, b, last);
-                    if (apart > 1) sum = sum + zeros, other = other + zeros; // each with its neighbour
-                    sum = sum + other;
-                }
-                if (max(2 * apart, 1) < shards) sum = sum + zeros; // with the other half
+            int apart = max(__ffs(present) - 1, 0) ^ (WARP - 1 - __clz(present | 1)); // of both shards' numbers
+            for (uint32 left = present; left; left &= left - 1) {
+                int s = __ffs(left) - 1;
+                int2 span = span_from(own, s);
+                if (!inside) continue;
+                Eight one = sum_of(zeros, s, span);
+                if (apart > 1) one = one + zeros; // its neighbour
+                sum = left == present ? one : sum + one;
             }
+            if (max(2 * apart, 1) < shards) sum = sum + zeros; // the other half
             if (inside && (present || !add)) store8(out, add ? load8(out) + sum : sum);
             return;
         }
