@@ -183,11 +183,15 @@ class Trainer:
 
     def _take(self) -> tuple[Words, StepValues]:
         """Inputs and targets of this step, and what the optimizer takes for it."""
-        if self._ready != (self.step, self.batches):
+        if not self._is_ready(self.step):
             self._prepare(self.step)
         self._ready = None
         self._batch, self._next_batch = self._next_batch, self._batch
         return self._batch, self._next_values
+
+    def _is_ready(self, step: int) -> bool:
+        # The source itself: an equal one may hold other batches.
+        return self._ready is not None and self._ready[0] == step and self._ready[1] is self.batches
 
     def _prepare(self, step: int) -> None:
         self._ready = None
@@ -199,7 +203,7 @@ class Trainer:
     def _prepare_next(self) -> None:
         """Prepare the next step while a card computes this one. What is wrong with its batch the next step will say."""
         step = self.step + 1
-        if step < self.train.steps and self._ready != (step, self.batches):
+        if step < self.train.steps and not self._is_ready(step):
             with suppress(Exception):
                 self._prepare(step)
 

@@ -308,6 +308,11 @@ class WatchedBatches(RandomBatches):
         self.asked: list[int] = []
         self.missing = missing
 
+    def __eq__(self, other: object) -> bool:
+        return True  # another source is another one, whatever it says
+
+    __hash__ = None  # type: ignore[assignment]
+
     def fill(self, step: int, inputs: Words, targets: Words) -> None:
         self.asked.append(step)
         inputs[:] = -1  # half done, where it fails
