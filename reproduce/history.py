@@ -55,16 +55,26 @@ def show_committed(project: Project) -> Iterator[str]:
         )
     run = outputs.read_json(folder / "run.json", REMEDY)
     metrics = outputs.read_json(folder / "metrics.json", REMEDY)
+    path = folder / "record.json"
+    content = path.read_bytes()
+    record = loads(content, str(path))
+    for field in ("final_bundle", "specification"):
+        if getattr(record, field) != run[field]:
+            raise Inconclusive(
+                f"{path} is of another run: its {field} is {getattr(record, field)[:12]}, that of "
+                f"{folder / 'run.json'} {run[field][:12]}. `dvc repro` commits the last run; `reproduce log` lists "
+                "what is saved so far"
+            )
     text = (folder / "sample.txt").read_text(encoding="utf-8")
     yield text.rstrip("\n")
     yield ""
     yield f"steps            {run['steps']}"
     yield f"validation loss  {metrics['validation_loss']:.4f} nats per token"
     yield f"final bundle     {run['final_bundle']}"
-    record = hash_bytes((folder / "record.json").read_bytes())
-    yield f"record           {record}"
+    name = hash_bytes(content)
+    yield f"record           {name}"
     yield ""
-    yield f"Check it: reproduce verify {record[:12]}"
+    yield f"Check it: reproduce verify {name[:12]}"
 
 
 def log_lines(project: Project, configuration: Configuration) -> Iterator[str]:

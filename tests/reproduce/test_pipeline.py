@@ -78,6 +78,15 @@ class TestResults:
         for expected in (run["final_bundle"], prepared.record(), "validation loss", "The"):
             assert expected in shown
 
+    @pytest.mark.parametrize("field", ["final_bundle", "specification"])
+    def test_show_names_no_record_of_another_run(self, prepared, field):
+        """As where a stage was run by itself after the last commit."""
+        run = json.loads(prepared.read("run/run.json"))
+        (prepared.root / "run/run.json").write_text(json.dumps(run | {field: 64 * "0"}), encoding="utf-8")
+        shown = prepared.call("show", code=3)
+        assert "record.json is of another run" in shown.stderr and f"{field} is {run[field][:12]}" in shown.stderr
+        assert prepared.record() not in shown.stdout
+
     def test_show_explains_records_and_bundles(self, prepared):
         run = json.loads(prepared.read("run/run.json"))
         shown = prepared.call("show", prepared.record()[:10]).stdout
