@@ -55,26 +55,31 @@ def show_committed(project: Project) -> Iterator[str]:
         )
     run = outputs.read_json(folder / "run.json", REMEDY)
     metrics = outputs.read_json(folder / "metrics.json", REMEDY)
-    path = folder / "record.json"
-    content = path.read_bytes()
-    record = loads(content, str(path))
-    for field in ("final_bundle", "specification"):
-        if getattr(record, field) != run[field]:
-            raise Inconclusive(
-                f"{path} is of another run: its {field} is {getattr(record, field)[:12]}, that of "
-                f"{folder / 'run.json'} {run[field][:12]}. `dvc repro` commits the last run; `reproduce log` lists "
-                "what is saved so far"
-            )
+    name = _record_of(folder, run)
     text = (folder / "sample.txt").read_text(encoding="utf-8")
     yield text.rstrip("\n")
     yield ""
     yield f"steps            {run['steps']}"
     yield f"validation loss  {metrics['validation_loss']:.4f} nats per token"
     yield f"final bundle     {run['final_bundle']}"
-    name = hash_bytes(content)
     yield f"record           {name}"
     yield ""
     yield f"Check it: reproduce verify {name[:12]}"
+
+
+def _record_of(folder: Path, run: Mapping[str, Any]) -> str:
+    """Hash of the record in `folder`. Raises Inconclusive if it is not of this run."""
+    path = folder / "record.json"
+    content = path.read_bytes()
+    record = loads(content, str(path))
+    found = {"final_bundle": record.final_bundle, "specification": record.specification}
+    for field, value in found.items():
+        if value != run[field]:
+            raise Inconclusive(
+                f"{path} is of another run: its {field} is {value[:12]}, that of {folder / 'run.json'} "
+                f"{run[field][:12]}. `dvc repro` commits the last run; `reproduce log` lists what is saved so far"
+            )
+    return hash_bytes(content)
 
 
 def log_lines(project: Project, configuration: Configuration) -> Iterator[str]:

@@ -129,7 +129,7 @@ k_embed_bwd_token_rare(const int *order, const int2 *spans, int shards, int toke
     const Eight zeros = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
     float *out = dtoken + (int64)id * width + c;
     auto span_of = [&](int s) { return s < shards ? spans[(int64)s * vocab + id] : make_int2(0, 0); };
-    auto sum_of = [&](Eight sum, int s, int2 span) { // with what the lane's columns of shard s are
+    auto sum_of = [&](Eight sum, int s, int2 span) { // with the lane's columns of shard s
         int64 shard = (int64)s * tokens;
         add_tokens(sum, order + shard + span.x, span.y, dy + shard * width + c, width, base + shard * width + c, mask, values);
         return sum;

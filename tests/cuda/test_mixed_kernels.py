@@ -173,11 +173,15 @@ def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> Non
     blocks = -(-tokens // rows)
     dx, dbranch = np.zeros_like(total), np.zeros_like(total)
     partial = np.full((shards, blocks, 3, width), np.nan, np.float32)
-    kernels("layernorm", precision, WIDTH=width, SUMS=1)(
-        "k_norm_bwd", (blocks, shards), (norm_threads(width),), total, mean.astype(np.float32), rstd.astype(np.float32),
-        gain, dy, dsum if joined else None, dx, dbranch if joined else None, tokens, rows, ctypes.c_int64(base),
-        mask_of(probability), values(), partial,
-    )  # fmt: skip
+
+    def launch(dx: Array, dbranch: Array, partial: Array | None) -> None:
+        kernels("layernorm", precision, WIDTH=width, SUMS=int(partial is not None))(
+            "k_norm_bwd", (blocks, shards), (norm_threads(width),), total, mean.astype(np.float32),
+            rstd.astype(np.float32), gain, dy, dsum if joined else None, dx, dbranch if joined else None, tokens, rows,
+            ctypes.c_int64(base), mask_of(probability), values(), partial,
+        )  # fmt: skip
+
+    launch(dx, dbranch, partial)
     g, d = wide(dy, precision) * gain, wide(dy, precision)
     expected = rstd * (g - g.mean(-1, keepdims=True) - n * (g * n).mean(-1, keepdims=True))
     if joined:
@@ -193,11 +197,7 @@ def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> Non
     else:
         near(sums[:, 2], expected.sum(1), 1e-4)
     alone, branch = np.zeros_like(total), np.zeros_like(total)
-    kernels("layernorm", precision, WIDTH=width, SUMS=0)(
-        "k_norm_bwd", (blocks, shards), (norm_threads(width),), total, mean.astype(np.float32), rstd.astype(np.float32),
-        gain, dy, dsum if joined else None, alone, branch if joined else None, tokens, rows, ctypes.c_int64(base),
-        mask_of(probability), values(), None,
-    )  # fmt: skip
+    launch(alone, branch, None)
     assert np.array_equal(dx, alone) and np.array_equal(dbranch, branch)
 
 

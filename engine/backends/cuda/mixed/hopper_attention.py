@@ -17,7 +17,7 @@ from engine.backends.cuda.tensor_maps import BEFORE_MAPS, heads_map
 
 TILE = 64  # as in attention_hopper_mixed.cu
 CACHED = 16 << 20  # bytes of keys and values that should stay in the card's cache
-ARGUMENTS = f"PPPiiiiif{MASK}4x"  # struct Attention
+ARGUMENTS = f"PPPiiiiif{MASK}4x"  # struct Attention, whole in eight bytes
 SPARE = 1024  # bytes: tiles are moved to a multiple of it
 SHORT_TILES, SHORT_WIDTH, SHORT_GROUPS = 4, 32, 2  # of a head that one block takes in the backward pass, at most
 
