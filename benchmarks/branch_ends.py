@@ -84,7 +84,9 @@ class Case:
             epilogue="bias",
             bias=at["bias16"],
         )
-        unit = Unit("layernorm_mixed", {"HALF_BF16": int(self.precision == "bf16"), "WIDTH": width, "SUMS": 0})
+        unit = Unit(
+            "layernorm_mixed", {"HALF_BF16": int(self.precision == "bf16"), "WIDTH": width, "SUMS": 0, "NORMALISED": 0}
+        )
         outs = (at[name] for name in ("sum", "y", "mean", "rstd"))
         places = (at["x"], at["sum"], gain, bias, tokens, *outs)
         grid = (-(-tokens // ROW_WARPS),)

@@ -44,17 +44,18 @@ struct Place {
 
 // The tiles of a block.
 struct Tiles {
-    int wide, first, step, count, down;
+    int wide, tall, first, step, count, down;
 
     __device__ __forceinline__ Tiles(const Product &p) {
-        int tall = (p.tokens + PAIRED * ROWS - 1) / (PAIRED * ROWS);
+        tall = (p.tokens + PAIRED * ROWS - 1) / (PAIRED * ROWS);
         wide = (p.hidden + COLUMNS - 1) / COLUMNS, down = cluster_rank();
         first = blockIdx.x / PAIRED, step = gridDim.x / PAIRED, count = (tall * wide - first + step - 1) / step;
     }
-    // To the right first: what they share of dy is read once from memory, and the weight stays in the cache.
+    // To the right first: what they share of dy is read once from memory, and the weight stays in the cache. The last
+    // tokens first: the product that follows begins with the first ones, which are in the cache then.
     __device__ __forceinline__ Place operator[](int i) const {
         int number = first + i * step, line = number / wide;
-        return {(line * PAIRED + down) * ROWS, (number - line * wide) * COLUMNS};
+        return {((tall - 1 - line) * PAIRED + down) * ROWS, (number - line * wide) * COLUMNS};
     }
 };
 

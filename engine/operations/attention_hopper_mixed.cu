@@ -45,10 +45,15 @@ struct Place {
     int b, h; // the row, and the head within it
 };
 
-__device__ __forceinline__ Place place_of(const Attention &p, int tiles, int item) {
+// Of heads. The library's products rise, so that what comes between them falls: it begins with what the cache still has of
+// the product before, and ends with what the product after begins with.
+enum Order { RISING, FALLING };
+
+__device__ __forceinline__ Place place_of(const Attention &p, int tiles, int item, Order order) {
     int chunk = item / (p.chunk * tiles), within = item - chunk * p.chunk * tiles;
     int heads = min(p.chunk, p.rows * p.heads - chunk * p.chunk);
     int head = chunk * p.chunk + within % heads;
+    if (order == FALLING) head = p.rows * p.heads - 1 - head;
     return {within / heads, head, head / p.heads, head % p.heads};
 }
 
@@ -322,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(128 * FORWARD_GROUPS, FORWARD_BLOCK
     __shared__ uint64 barriers[2 * FORWARD_STAGES + 1];
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u;
     int tiles = (p.tokens + FORWARD_GROUPS * TILE - 1) / (FORWARD_GROUPS * TILE);
-    Place place = place_of(p, tiles, blockIdx.x);
+    Place place = place_of(p, tiles, blockIdx.x, FALLING);
     int first = (tiles - 1 - place.tile) * FORWARD_GROUPS * TILE, own = first + warpgroup() * TILE;
     int b = place.b, h = place.h, lane = lane_of_thread();
     int row = own + 16 * ((threadIdx.x / WARP) & 3) + lane / 4;
@@ -413,7 +418,7 @@ extern "C" __global__ void __launch_bounds__(128 * QUERY_GROUPS, QUERY_BLOCKS)
     __shared__ uint64 barriers[2 * QUERY_STAGES + 1];
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u;
     int tiles = (p.tokens + QUERY_GROUPS * TILE - 1) / (QUERY_GROUPS * TILE);
-    Place place = place_of(p, tiles, blockIdx.x);
+    Place place = place_of(p, tiles, blockIdx.x, RISING);
     int first = (tiles - 1 - place.tile) * QUERY_GROUPS * TILE, own = first + warpgroup() * TILE;
     int b = place.b, h = place.h, lane = lane_of_thread();
     int row = own + 16 * ((threadIdx.x / WARP) & 3) + lane / 4;
@@ -695,7 +700,7 @@ extern "C" __global__ void __launch_bounds__(128 * (KEY_GROUPS + 1), KEY_BLOCKS)
                 return;
             }
             if (acts) items[at] = item;
-            Place place = place_of(p, tiles, item);
+            Place place = place_of(p, tiles, item, FALLING);
             barrier_expect(loaded + 8 * at, lefts_bytes, acts);
             copy_keys(maps, p, place, lefts + at * lefts_bytes, loaded + 8 * at, acts);
 #pragma unroll 1
@@ -714,7 +719,7 @@ extern "C" __global__ void __launch_bounds__(128 * (KEY_GROUPS + 1), KEY_BLOCKS)
         barrier_wait(loaded + 8 * at, (number / 2) & 1);
         int item = items[at];
         if (item < 0) break;
-        Place place = place_of(p, tiles, item);
+        Place place = place_of(p, tiles, item, FALLING);
         uint32 left_at = lefts + at * lefts_bytes + warpgroup() * 2 * TILE_BYTES;
         differentiate_keys(maps, p, place, left_at, ring, [&](int step) { if (step > 0) ring.leave(step - 1); });
         barrier_arrive(free + 8 * at, lane_of_thread() == 0);
@@ -728,7 +733,7 @@ extern "C" __global__ void __launch_bounds__(128 * KEY_GROUPS, KEY_BLOCKS)
     extern __shared__ int8 dynamic[];
     __shared__ uint64 barriers[2 * KEY_STAGES + 1];
     uint32 memory = (shared_address(dynamic) + 1023) & ~1023u;
-    Place place = place_of(p, (p.tokens + KEY_GROUPS * TILE - 1) / (KEY_GROUPS * TILE), blockIdx.x);
+    Place place = place_of(p, (p.tokens + KEY_GROUPS * TILE - 1) / (KEY_GROUPS * TILE), blockIdx.x, FALLING);
     int first_tile = place.tile * KEY_GROUPS, steps = (p.tokens + TILE - 1) / TILE - first_tile;
     uint32 lefts = memory + KEY_STAGES * KEYS_STAGE, loaded = shared_address(barriers + 2 * KEY_STAGES);
     if (threadIdx.x == 0) {

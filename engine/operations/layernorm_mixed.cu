@@ -1,6 +1,7 @@
 // LayerNorm of the tier prod, with the residual sum before it; formulas as in layernorm.py and residual_add.py, sums in
 // fp32. Sums over tokens: each block adds the rows that it owns, k_combine the blocks, both in a fixed order. Compiled
-// with SUMS where somebody wants them.
+// with SUMS where somebody wants them, and with NORMALISED where the backward pass finds normalised rows: the result y
+// is these where there are no parameters.
 #include "half_rows.cuh"
 
 #define EPSILON 1e-5f
@@ -66,8 +67,10 @@ k_norm_fwd(const uint16 *x, const uint16 *branch, const float *gain, const float
 
 // A row as one thread of the backward pass sees it.
 struct Row {
-    OwnWords sum, dy, dsum;
+    OwnWords x, dy, dsum;
     float mean, rstd;
+
+    __device__ __forceinline__ float normalised(float x) const { return NORMALISED ? x : (x - mean) * rstd; }
 };
 
 // Sums of a and b over the threads of a row. All threads of a block call it together; `turn` counts the calls.
@@ -89,11 +92,12 @@ __device__ __forceinline__ void row_totals(float &a, float &b, int turn) {
 #endif
 }
 
+// x: normalised rows where NORMALISED, else what was normalised.
 // dx = LayerNorm's gradient (+ dsum where not null); dbranch (where not null, else it is dx) = dx through dropout.
 // partial [shards, blocks, 3, WIDTH]: sums of dy*normalised, dy and dbranch.
 // Grid: blocks of `block_rows`, shards. A block has BACKWARD_THREADS.
 extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, BACKWARD_BLOCKS)
-k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float *gain, const uint16 *dy,
+k_norm_bwd(const uint16 *x, const float *mean, const float *rstd, const float *gain, const uint16 *dy,
            const uint16 *dsum, uint16 *dx, uint16 *dbranch, int tokens, int block_rows, int64 base, Mask mask,
            const StepValues *values, float *partial) {
     int line = threadIdx.x / ROW_THREADS;
@@ -109,10 +113,10 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
     auto fetch = [&](int t) {
         if (!inside || t >= last) return;
         int64 at = (shard + t) * WIDTH;
-        next.sum = load_own(sum + at);
+        next.x = load_own(x + at);
         next.dy = load_own(dy + at);
         if (dsum) next.dsum = load_own(dsum + at);
-        next.mean = mean[shard + t];
+        if (!NORMALISED) next.mean = mean[shard + t];
         next.rstd = rstd[shard + t];
     };
     fetch(first + line);
@@ -123,10 +127,10 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
         fetch(t + ROWS_AT_ONCE);
         float a = 0.0f, b = 0.0f;
         if (mine) {
-            Own n = widened(row.sum), d = widened(row.dy);
+            Own n = widened(row.x), d = widened(row.dy);
 #pragma unroll
             for (int j = 0; j < OWN; j++) {
-                float normalised = (n.x[j] - row.mean) * row.rstd;
+                float normalised = row.normalised(n.x[j]);
 #if SUMS
                 sums[0].x[j] += d.x[j] * normalised;
                 sums[1].x[j] += d.x[j];
@@ -139,10 +143,10 @@ k_norm_bwd(const uint16 *sum, const float *mean, const float *rstd, const float 
         if (!mine) continue;
         a *= 1.0f / WIDTH;
         b *= 1.0f / WIDTH;
-        Own n = widened(row.sum), d = widened(row.dy);
+        Own n = widened(row.x), d = widened(row.dy);
 #pragma unroll
         for (int j = 0; j < OWN; j++)
-            d.x[j] = row.rstd * (d.x[j] * w.x[j] - a - (n.x[j] - row.mean) * row.rstd * b);
+            d.x[j] = row.rstd * (d.x[j] * w.x[j] - a - row.normalised(n.x[j]) * b);
         if (dsum) {
             Own s = widened(row.dsum);
 #pragma unroll

@@ -41,7 +41,7 @@ def test_units_of_the_tier_prod_compile(unit: str, bf16: int, capability: int) -
         "activation_hopper_mixed": hopper_activation.kernel_unit(dtype, False, True, hopper_activation.DEEP),
         "norm_hopper_mixed": hopper_norm.kernel_unit(dtype, 256),
         "weight_gradient_mixed": weight_gradients.kernel_unit(dtype, SMALL, 1),
-        "layernorm_mixed": Unit("layernorm_mixed", {"HALF_BF16": bf16, "WIDTH": 768, "SUMS": 1}),
+        "layernorm_mixed": Unit("layernorm_mixed", {"HALF_BF16": bf16, "WIDTH": 768, "SUMS": 1, "NORMALISED": 0}),
     }
     assert compiler.compile_unit(made.get(unit, Unit(unit, {"HALF_BF16": bf16})), capability).startswith(b"\x7fELF")
 
@@ -58,9 +58,10 @@ def test_gradients_of_weights_compile(form: Form, chains: int) -> None:
 @pytest.mark.parametrize("capability", [80, compiler.HOPPER])
 @pytest.mark.parametrize("width", [128, 384, 512, 520, 8192])
 @pytest.mark.parametrize("sums", [0, 1])
-def test_norms_of_other_widths_compile(width: int, sums: int, capability: int) -> None:
+@pytest.mark.parametrize("normalised", [0, 1])
+def test_norms_of_other_widths_compile(width: int, sums: int, normalised: int, capability: int) -> None:
     """Rows lie otherwise in registers there, and at 512 columns all shared memory is taken."""
-    unit = Unit("layernorm_mixed", {"HALF_BF16": 1, "WIDTH": width, "SUMS": sums})
+    unit = Unit("layernorm_mixed", {"HALF_BF16": 1, "WIDTH": width, "SUMS": sums, "NORMALISED": normalised})
     assert b"k_norm_bwd" in compiler.compile_unit(unit, capability)
 
 

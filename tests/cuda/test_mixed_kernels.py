@@ -136,7 +136,7 @@ def test_norm_forward(kernels, precision: str, width: int, parameters: bool) -> 
     added = wide(x, precision) + wide(branch, precision) * kept((rows, width), base, probability)
     places = (gain, bias) if parameters else (None, None)
     total = branch  # in its place
-    kernels("layernorm", precision, WIDTH=width, SUMS=int(parameters))(
+    kernels("layernorm", precision, WIDTH=width, SUMS=int(parameters), NORMALISED=int(not parameters))(
         "k_norm_fwd", (2,), (256,), x, branch, *places, rows, total, y, mean, rstd,
         ctypes.c_int64(base), mask_of(probability), values(),
     )  # fmt: skip
@@ -152,7 +152,7 @@ def test_norm_forward_without_a_branch(kernels) -> None:
     x, y = narrow(normal(rng, 5, 72)), np.zeros((5, 72), np.uint16)
     mean, rstd = np.zeros(5, np.float32), np.zeros(5, np.float32)
     before = x.copy()
-    kernels("layernorm", WIDTH=72, SUMS=0)(
+    kernels("layernorm", WIDTH=72, SUMS=0, NORMALISED=0)(
         "k_norm_fwd", (1,), (256,), x, None, None, None, 5, None, y, mean, rstd, ctypes.c_int64(0), NOTHING, values()
     )
     assert np.array_equal(x, before)
@@ -162,21 +162,27 @@ def test_norm_forward_without_a_branch(kernels) -> None:
 @PRECISIONS
 @pytest.mark.parametrize("width", [8, 72, 128, 256, 264, 384, 512, 640, 768, 1288])
 @pytest.mark.parametrize("joined", [True, False])
-def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> None:
+@pytest.mark.parametrize("is_normalised", [True, False])
+def test_norm_backward(kernels, precision: str, width: int, joined: bool, is_normalised: bool) -> None:
     rng = np.random.default_rng(width)
     shards, tokens, rows, base, probability = 2, 21, 8, 4 * width * 8, 0.3
     shape = (shards, tokens, width)
-    total, dy = narrow(normal(rng, *shape), precision), narrow(normal(rng, *shape), precision)
+    x, dy = narrow(3 * normal(rng, *shape) + 1, precision), narrow(normal(rng, *shape), precision)
     dsum = narrow(normal(rng, *shape), precision)
     gain = 1 + normal(rng, width) / 8
-    n, mean, rstd = normalised(wide(total, precision))
+    n, mean, rstd = normalised(wide(x, precision))
+    mean = mean.astype(np.float32)
+    if is_normalised:
+        x, mean = narrow(n, precision), np.full_like(mean, np.nan)  # which nothing may ask for
+        n = wide(x, precision)
     blocks = -(-tokens // rows)
-    dx, dbranch = np.zeros_like(total), np.zeros_like(total)
+    dx, dbranch = np.zeros_like(x), np.zeros_like(x)
     partial = np.full((shards, blocks, 3, width), np.nan, np.float32)
 
     def launch(dx: Array, dbranch: Array, partial: Array | None) -> None:
-        kernels("layernorm", precision, WIDTH=width, SUMS=int(partial is not None))(
-            "k_norm_bwd", (blocks, shards), (norm_threads(width),), total, mean.astype(np.float32),
+        macros = {"SUMS": int(partial is not None), "NORMALISED": int(is_normalised)}
+        kernels("layernorm", precision, WIDTH=width, **macros)(
+            "k_norm_bwd", (blocks, shards), (norm_threads(width),), x, mean,
             rstd.astype(np.float32), gain, dy, dsum if joined else None, dx, dbranch if joined else None, tokens, rows,
             ctypes.c_int64(base), mask_of(probability), values(), partial,
         )  # fmt: skip
@@ -196,7 +202,7 @@ def test_norm_backward(kernels, precision: str, width: int, joined: bool) -> Non
         near(sums[:, 2], dropped.sum(1), 1e-4)
     else:
         near(sums[:, 2], expected.sum(1), 1e-4)
-    alone, branch = np.zeros_like(total), np.zeros_like(total)
+    alone, branch = np.zeros_like(x), np.zeros_like(x)
     launch(alone, branch, None)
     assert np.array_equal(dx, alone) and np.array_equal(dbranch, branch)
 
@@ -571,9 +577,9 @@ def test_the_emulator_fails_where_a_kernel_is_wrong(kernels, name: str, tmp_path
     wrong = right.replace("* w.x[j] - a -", "* w.x[j] + a -")
     assert wrong != right
     monkeypatch.setattr(emulation, "source", lambda unit: wrong)
-    spoiled = Emulated("layernorm_mixed", {"HALF_BF16": 1, "WIDTH": 72, "SUMS": 1}, tmp_path)
+    spoiled = Emulated("layernorm_mixed", {"HALF_BF16": 1, "WIDTH": 72, "SUMS": 1, "NORMALISED": 0}, tmp_path)
     with pytest.raises(AssertionError):
-        test_norm_backward(lambda *a, **k: spoiled, BF16, 72, True)
+        test_norm_backward(lambda *a, **k: spoiled, BF16, 72, True, False)
 
 
 # --- fp8 ------------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Places:
 
 # By this bundles name our own kernels of the tier prod, whichever of them serve on a card. The number rises where one
 # of them comes to other bits: a bundle with another number is refused for going on.
-OWN_KERNELS = "own kernels, version 5"
+OWN_KERNELS = "own kernels, version 6"
 
 
 class Flash:

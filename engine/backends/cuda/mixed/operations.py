@@ -31,6 +31,8 @@ class ResidualNorm(Joined):
     branch_bias: the bias parameter that was added to the branch last; its gradient is summed here on the way. Where
     there is an input `operand`, the product of it at the end of the branch is computed here too, and is added to x
     before it is rounded.
+
+    The backward pass reads normalised rows: without parameters they are y, which is kept for what follows anyway.
     """
 
     width: int
@@ -39,9 +41,12 @@ class ResidualNorm(Joined):
     branch_bias: str | None
 
     kind: ClassVar[str] = "residual_norm"
-    kept: ClassVar[frozenset[str]] = frozenset({"sum", "mean", "rstd"})
     constant: ClassVar[frozenset[str]] = frozenset({"operand"})  # its gradient is that of the operation before
     forward_in_place: ClassVar[Mapping[str, str]] = {"sum": "branch"}
+
+    @property
+    def kept(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({"sum", "mean", "rstd"} if self.parameters else {"y", "rstd"})
 
     @property
     def same_gradient(self) -> Mapping[str, str]:

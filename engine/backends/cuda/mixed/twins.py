@@ -197,7 +197,8 @@ class NormTwin(MixedTwin[Any]):
         return Parts(ceiling(tokens, self.rows), operation.width, outputs) if any(outputs) else None
 
     def _unit(self, run: MixedRun, operation: Any) -> Unit:
-        return run.unit("layernorm", WIDTH=operation.width, SUMS=int(any(norm_sums(operation))))
+        macros = {"SUMS": any(norm_sums(operation)), "NORMALISED": "y" in operation.kept}
+        return run.unit("layernorm", WIDTH=operation.width, **{name: int(value) for name, value in macros.items()})
 
     def _mask(self, run: MixedRun, operation: Any) -> tuple[int, int, int, float, int]:
         base = run.first_row * run.sizes.context * operation.width
@@ -263,12 +264,12 @@ class NormTwin(MixedTwin[Any]):
         joined = isinstance(operation, ResidualNorm)
         dx = run.gradient(operation.inputs["x"])
         if joined:
-            total = run.tensor(operation.outputs["sum"])
+            x = run.tensor(operation.outputs["y" if "y" in operation.kept else "sum"])
             # Without dropout the branch's gradient is x's and stands in the same place.
             dbranch = run.gradient(operation.inputs["branch"]) if operation.probability else 0
             dsum = run.gradient(operation.outputs["sum"]) if run.has_gradient(operation.outputs["sum"]) else 0
         else:
-            total, dbranch = run.tensor(operation.inputs["x"]), 0
+            x, dbranch = run.tensor(operation.inputs["x"]), 0
             dsum = dx if run.accumulates(operation, "x") else 0
         gain = run.parameter(operation.parameters["gain"]) if operation.parameters else 0
         tokens = run.shard_tokens
@@ -278,7 +279,7 @@ class NormTwin(MixedTwin[Any]):
             f"PPPPPPPPiiq{MASK}PP",
             (ceiling(tokens, self.rows), run.shards),
             (norm_threads(operation.width),),
-            *(total, *(run.tensor(operation.outputs[r]) for r in ("mean", "rstd")), gain),
+            *(x, *(run.tensor(operation.outputs[r]) for r in ("mean", "rstd")), gain),
             *(run.gradient(operation.outputs["y"]), dsum, dx, dbranch, tokens, self.rows),
             *self._mask(run, operation),
             run.parts(operation),
