@@ -3,8 +3,7 @@
 #include "adamw.cuh"
 #include "digest.cuh"
 #include "half.cuh"
-
-#define NORM_CHUNK 4096
+#include "squares.cuh"
 
 // Four elements of the tree over COUNT sets. All are read before the first are added, and not again: they are marked as
 // the first that the card's cache may forget.
@@ -40,25 +39,48 @@ __device__ __forceinline__ double block_total(double x, double *scratch) {
     return total;
 }
 
-// partial[block] = sum of squares of a chunk of the gradient.
-extern "C" __global__ void k_grad_norm_partial(const float *g, int64 size, double *partial) {
+// partial[block] = sum of squares of a piece of the gradient.
+extern "C" __global__ void k_grad_norm_partial(const Piece *pieces, const float *g, double *partial) {
     __shared__ double scratch[32];
-    int64 start = (int64)blockIdx.x * NORM_CHUNK, end = min(start + NORM_CHUNK, size);
+    Piece piece = pieces[blockIdx.x];
     double sum = 0.0;
-    for (int64 i = start + 4 * threadIdx.x; i < end; i += 4 * blockDim.x) {
-        float4 x = *(const float4 *)(g + i);
+    g += piece.start;
+    for (int64 i = piece.first + 4 * threadIdx.x; i < piece.last; i += 4 * blockDim.x) {
+        float4 x = *(const float4 *)(g + i); // beyond the parameter are zeros
         sum += (double)x.x * x.x + (double)x.y * x.y + (double)x.z * x.z + (double)x.w * x.w;
     }
     sum = block_total(sum, scratch);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
+// squares [blocks of rows, blocks of columns] of a weight's gradient, as the kernel that computes it can add them up, too.
+// Grid: blocks of columns, blocks of rows.
+extern "C" __global__ void __launch_bounds__(128) k_gradient_squares(const float *g, int rows, int columns, double *squares) {
+    __shared__ double warps[4];
+    auto pair = [&](int n) {
+        int row = SQUARES * blockIdx.y + pair_row(n), column = SQUARES * blockIdx.x + pair_column(n);
+        bool inside = row < rows && column < columns;
+        return inside ? *(const float2 *)(g + (int64)row * columns + column) : make_float2(0.0f, 0.0f);
+    };
+    double sum = 0.0;
+#pragma unroll
+    for (int n = 0; n < SQUARE_PAIRS; n++) sum += pair_squares(pair(n));
+    if (!has_room(sum)) {
+        sum = 0.0;
+        for (int n = 0; n < SQUARE_PAIRS; n++) sum += wide_pair_squares(pair(n));
+    }
+    sum = lanes_total(sum);
+    if (lane_of_thread() == 0) warps[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) squares[blockIdx.y * gridDim.x + blockIdx.x] = block_squares(warps, 1);
+}
+
 // One block: norm and clip factor of the gradient without its loss scale, and whether the step may go on.
-extern "C" __global__ void k_grad_norm_final(const double *partial, int chunks, double clip_norm, const int *flags,
+extern "C" __global__ void k_grad_norm_final(const double *partial, int parts, double clip_norm, const int *flags,
                                              int operations, const StepValues *values, Outcome *outcome) {
     __shared__ double scratch[32];
     double sum = 0.0;
-    for (int c = threadIdx.x; c < chunks; c += blockDim.x) sum += partial[c];
+    for (int i = threadIdx.x; i < parts; i += blockDim.x) sum += partial[i];
     double norm = sqrt(block_total(sum, scratch)) / values->loss_scale;
     int stop = !(norm < __hiloint2double(0x7ff00000, 0));
     for (int i = threadIdx.x; i < operations; i += blockDim.x) stop |= flags[i];

@@ -20,6 +20,7 @@ k_norm_fwd(const uint16 *x, const uint16 *branch, const float *gain, const float
            float *mean, float *rstd, int64 base, Mask mask, const StepValues *values) {
     int row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, lane = lane_of_thread();
     if (row >= rows) return;
+    row = rows - 1 - row; // the last tokens first: the product before has left them in the cache
     int64 start = (int64)row * WIDTH;
     Eight v[VECTORS];
     float total = 0.0f;

@@ -58,7 +58,7 @@ __device__ __forceinline__ void classify(uint4 *kept, uint16 *logits, const int 
                                          float *losses, float scale, const StepValues *values) {
     __shared__ Running parts[32];
     __shared__ float target_logit;
-    int64 row = blockIdx.x;
+    int64 row = gridDim.x - 1 - blockIdx.x; // the last tokens first: their logits are in the cache
     int target = targets[row], lane = lane_of_thread(), first = 8 * threadIdx.x, step = 8 * blockDim.x;
     logits += row * padded;
     if (KEPT) {

@@ -4,12 +4,14 @@
 // Legend: M columns of dy, N columns of x, T tokens of a shard, S shards of a chain. A chain is one sequence of sums
 // through the tokens of its shards, in registers; chains are joined by the tree. The blocks of a cluster take two
 // neighbouring tiles of every chain of the same columns of x: two of the same chain share what they read of x, and
-// chains are joined through the cluster's shared memory. So a gradient reaches memory once.
+// chains are joined through the cluster's shared memory. So a gradient reaches memory once. Where there is one chain its
+// squares are added up on the way, for the gradient's norm.
 // Grid: two for each pair of tiles, columns first, those of the second gradient behind those of the first; chains.
 //
 // Compiled for GROUPS warpgroups of 64 rows that multiply, COLUMNS of a tile, CHAINS, STAGES of tokens under way and
 // BLOCKS that share a processor.
 #include "half_products.cuh"
+#include "squares.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -23,6 +25,7 @@
 
 struct Gradient {
     float *out; // [M, N]
+    double *squares; // [blocks of M, blocks of N], where not null; with one chain alone
     int rows, columns; // M, N
 };
 
@@ -34,9 +37,10 @@ struct Chains {
 // A block's tile of a gradient: its first row and column.
 struct Tile {
     float *out;
+    double *squares;
     int rows, columns, row, column;
 
-    __device__ __forceinline__ Tile(const Gradient &g, int pair) : out(g.out), rows(g.rows), columns(g.columns) {
+    __device__ __forceinline__ Tile(const Gradient &g, int pair) : out(g.out), squares(g.squares), rows(g.rows), columns(g.columns) {
         int across = (g.columns + COLUMNS - 1) / COLUMNS, down = pair / across;
         row = (PAIRED * down + blockIdx.x % PAIRED) * GROUPS * 64, column = (pair - down * across) * COLUMNS;
     }
@@ -76,18 +80,29 @@ __device__ __forceinline__ void multiply_stage(float (&d)[SUMS], uint32 full, ui
 
 // Where a thread's sum number i stands in the gradient: the first of two neighbouring columns; null outside of it.
 __device__ __forceinline__ float2 *place_of(const Tile &tile, int i) {
-    int row = tile.row + 16 * (threadIdx.x / WARP) + lane_of_thread() / 4 + 8 * (i / 2 & 1);
-    int column = tile.column + 8 * (i / 4) + 2 * (lane_of_thread() & 3);
+    int row = tile.row + SQUARES * (threadIdx.x / 128) + pair_row(i / 2), column = tile.column + pair_column(i / 2);
     return row < tile.rows && column < tile.columns ? (float2 *)(tile.out + (int64)row * tile.columns + column) : nullptr;
 }
 
 __device__ __forceinline__ float2 operator+(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 
-__device__ __forceinline__ void write_sums(const Tile &tile, int adds, int i, float2 sums) {
+// What stands in the gradient then; zeros outside of it.
+__device__ __forceinline__ float2 write_sums(const Tile &tile, int adds, int i, float2 sums) {
     float2 *out = place_of(tile, i);
-    if (!out) return;
+    if (!out) return make_float2(0.0f, 0.0f);
     if (adds) sums = *out + sums;
     *out = sums;
+    return sums;
+}
+
+// Of a thread's pairs in a box whose first is number i, in fp64.
+__device__ __noinline__ double written_squares(const Tile &tile, int i) {
+    double sum = 0.0;
+    for (int last = i + 2 * SQUARE_PAIRS; i < last; i += 2) {
+        const float2 *out = place_of(tile, i);
+        if (out) sum += wide_pair_squares(*out);
+    }
+    return sum;
 }
 
 __device__ __forceinline__ float2 sums_at(uint32 address) {
@@ -102,12 +117,22 @@ template <int COUNT> __device__ __forceinline__ float2 chain_tree(uint32 address
     else return chain_tree<COUNT / 2>(address, first) + chain_tree<COUNT / 2>(address, first + COUNT / 2);
 }
 
+// Of each box of a warpgroup, from those of its warps [4, BOXES].
+__device__ __forceinline__ void put_squares(const Tile &tile, int group, const double *warps) {
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+    int b = threadIdx.x % 128, row = tile.row + 64 * group, column = tile.column + SQUARES * b;
+    if (b >= BOXES || row >= tile.rows || column >= tile.columns) return;
+    int across = (tile.columns + SQUARES - 1) / SQUARES;
+    tile.squares[row / SQUARES * across + column / SQUARES] = block_squares(warps + b, BOXES);
+}
+
 extern "C" __global__ void __cluster_dims__(PAIRED, CHAINS, 1) __launch_bounds__(THREADS, BLOCKS)
     k_weight_gradient(const __grid_constant__ TensorMap dy0, const __grid_constant__ TensorMap x0,
                       const __grid_constant__ TensorMap dy1, const __grid_constant__ TensorMap x1, Gradient first,
                       Gradient second, int first_pairs, Chains p) {
     extern __shared__ char raw[];
     __shared__ __align__(8) uint64 barriers[2 * STAGES];
+    __shared__ double squares[GROUPS][4][BOXES];
     uint32 memory = (shared_address(raw) + 1023) & ~1023u, full = shared_address(barriers), empty = full + 8 * STAGES;
     int pair = blockIdx.x / PAIRED, behind = pair >= first_pairs;
     const TensorMap *dy = behind ? &dy1 : &dy0, *x = behind ? &x1 : &x0;
@@ -158,10 +183,18 @@ extern "C" __global__ void __cluster_dims__(PAIRED, CHAINS, 1) __launch_bounds__
         cluster_sync(); // nobody copies to stages or reads them any more
         if constexpr (CHAINS == 1) {
 #pragma unroll
-            for (int i = 0; i < SUMS; i += 2) {
-                if (i % 16 == 0) asm volatile("" : "+r"(tile.row), "+r"(tile.column)); // or addresses of all would be kept
-                write_sums(tile, p.adds, i, make_float2(d[i], d[i + 1]));
+            for (int b = 0; b < BOXES; b++) {
+                double sum = 0.0;
+#pragma unroll
+                for (int i = 2 * SQUARE_PAIRS * b; i < 2 * SQUARE_PAIRS * (b + 1); i += 2) {
+                    if (i % 16 == 0) asm volatile("" : "+r"(tile.row), "+r"(tile.column)); // or addresses of all would be kept
+                    sum += pair_squares(write_sums(tile, p.adds, i, make_float2(d[i], d[i + 1])));
+                }
+                if (!has_room(sum)) sum = written_squares(tile, 2 * SQUARE_PAIRS * b);
+                sum = lanes_total(sum);
+                if (lane == 0) squares[group][threadIdx.x / WARP % 4][b] = sum;
             }
+            if (tile.squares) put_squares(tile, group, &squares[group][0][0]);
         } else {
             uint32 mine = memory + 8 * threadIdx.x;
 #pragma unroll

@@ -18,6 +18,9 @@
 struct dim3 {
     unsigned x, y, z;
 };
+struct float2 {
+    float x, y;
+};
 struct float4 {
     float x, y, z, w;
 };
@@ -30,6 +33,7 @@ struct int2 {
 struct uint2 {
     unsigned x, y;
 };
+static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static inline int2 make_int2(int x, int y) { return {x, y}; }
@@ -205,6 +209,10 @@ static inline double __hiloint2double(int high, int low) {
     return *(double *)&word;
 }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((uint64_t)a * b) >> 32); }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline int __float2int_rn(float x) { return (int)rintf(x); }
 static inline long long __double2ll_rn(double x) { return (long long)rint(x); }
 static inline float4 __ldcs(const float4 *p) { return *p; }

@@ -26,6 +26,7 @@ from engine.backends.cuda.mixed.hopper_activation import SUM_ROWS
 from engine.backends.cuda.mixed.hopper_attention import numbers_bytes
 from engine.backends.cuda.mixed.hopper_norm import Norm, Product
 from engine.backends.cuda.mixed.products import E4M3, SIZES, Matrix, Products, Shape
+from engine.backends.cuda.mixed.squares import add_squares
 from engine.backends.cuda.mixed.weight_gradients import Gradient, Taken
 from engine.backends.cuda.sources import Unit
 from tests.cuda.attention_reference import attention, dropped, kept_pairs
@@ -281,7 +282,8 @@ class FakeProducts(Products):
 
 
 class FakeWeightGradients:
-    """In the place of our own kernel: products of shards in float64, added one after another in fp32 within a chain."""
+    """In the place of our own kernel: products of shards in float64, added one after another in fp32 within a chain.
+    Squares are added up by the kernel for gradients that are joined later."""
 
     def __init__(self, launch: Launcher) -> None:
         self.launch = launch
@@ -290,6 +292,11 @@ class FakeWeightGradients:
         length = taken.chain(gradients)
         for gradient in gradients:
             SIDE_WORK(self.launch.current, partial(self._compute, gradient, taken, length))
+            if gradient.squares:
+                assert length == taken.usual, "only where there is one chain"
+                shape = (gradient.rows, gradient.columns)
+                unit = Unit("optimizer_mixed", {"HALF_BF16": int(gradient.x.dtype == "bfloat16")})
+                add_squares(self.launch, unit, gradient.out, shape, gradient.squares)
 
     @np.errstate(all="ignore")
     def _compute(self, gradient: Gradient, taken: Taken, length: int) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from engine.backends.cuda.errors import DeviceUnavailable
-from engine.backends.cuda.mixed import twins
+from engine.backends.cuda.mixed import layout, twins, weight_gradients
+from engine.backends.cuda.mixed import run as mixed_run
+from engine.backends.cuda.mixed.backend import MixedBackend
 from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.errors import NonFinite, SpecError, StateMismatch, TokenError
 from engine.numerics.types import Array, Words
@@ -182,6 +184,38 @@ def test_packing_moves_no_bit_where_the_library_computes_attention(
         monkeypatch.setattr(MixedLayout, "tokens_at_once", tokens)
         found.append(digests(trainer(spec, recipe), 2))
     assert found[0] == found[1]
+
+
+def norm_of_a_step(run: Trainer) -> tuple[float, float]:
+    """As the step says it, and of the gradients that it leaves."""
+    said = float(run.train_step().gradient_norm)
+    backend = run.backend
+    assert isinstance(backend, MixedBackend)
+    flat = np.empty(backend.plan.flat_elements, np.float32)
+    backend.card.driver.memcpy_dtoh(flat, backend.address(f"gradients{backend._result_set}"))
+    found = sum(float((g.astype(np.float64) ** 2).sum()) for g in backend.views(flat).values())
+    run.close()
+    return said, found**0.5
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_norm_is_that_of_the_gradients(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether squares are added up as gradients are computed, or later where these are joined later."""
+    monkeypatch.setattr(weight_gradients, "ENOUGH_BLOCKS", 1)  # one chain, as large weights have
+    spec, recipe = small(tied=tied), train(batch=8, shards=4)
+    shard, norms = 2 * spec.context, []
+    for usual, at_once in ((4, 4), (4, 2), (1, 1)):
+        for module in (layout, mixed_run):
+            monkeypatch.setattr(module, "USUAL_TOKENS", usual * shard)
+        monkeypatch.setattr(MixedLayout, "tokens_at_once", at_once * shard)
+        run = trainer(spec, recipe)
+        assert isinstance(run.backend, MixedBackend)
+        weights = {p.name for p in run.program.parameters if p.kind == "matrix"}
+        assert set(run.backend.squares.shapes) == weights - {"embed.token"} > {"block0.mlp_up.weight"}
+        said, found = norm_of_a_step(run)
+        assert said == pytest.approx(found, rel=1e-6)
+        norms.append(said)
+    assert norms[0] == norms[1]
 
 
 def test_packing_of_shards_moves_no_bit_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:

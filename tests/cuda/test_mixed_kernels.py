@@ -478,13 +478,21 @@ def test_join(kernels, count: int, add: int) -> None:
 @pytest.mark.parametrize("spoiled", [None, np.inf, np.nan])
 def test_norm_of_the_gradient(kernels, clip_norm: float, spoiled: float | None) -> None:
     rng = np.random.default_rng(6)
-    g, scale = normal(rng, 9000), 1024.0
+    sizes, starts = (8996, 37), (0, 9008)  # each parameter begins at a multiple of 16, and zeros are between them
+    g, scale = np.zeros(9056, np.float32), 1024.0
+    for start, size in zip(starts, sizes, strict=True):
+        g[start : start + size] = normal(rng, size)
     if spoiled is not None:
-        g[8999] = spoiled
-    unit, partial = kernels("optimizer"), np.zeros(3)
-    unit("k_grad_norm_partial", (3,), (256,), g, ctypes.c_int64(g.size), partial)
+        g[9044] = spoiled
+    ends = [(starts[0], 0, 0, first, min(first + 4096, sizes[0])) for first in range(0, sizes[0], 4096)]
+    pieces = np.array([*ends, (starts[1], 1, 0, 0, sizes[1])], PIECE)
+    unit, partial = kernels("optimizer"), np.full(4, np.nan)
+    unit("k_grad_norm_partial", (4,), (256,), pieces, g, partial)
+    if spoiled is None:
+        expected = [(g[s + a : s + b].astype(np.float64) ** 2).sum() for s, _, _, a, b in pieces.tolist()]
+        np.testing.assert_allclose(partial, expected, rtol=1e-12)
     flags, outcome = np.zeros(4, np.int32), np.zeros(1, OUTCOME)
-    arguments = (partial, 3, ctypes.c_double(clip_norm), flags, 4, values(loss_scale=scale), outcome)
+    arguments = (partial, 4, ctypes.c_double(clip_norm), flags, 4, values(loss_scale=scale), outcome)
     unit("k_grad_norm_final", (1,), (1024,), *arguments)
     if spoiled is not None:
         assert outcome["stop"][0]
@@ -497,6 +505,29 @@ def test_norm_of_the_gradient(kernels, clip_norm: float, spoiled: float | None) 
     flags[3] = 1
     unit("k_grad_norm_final", (1,), (1024,), *arguments)
     assert outcome["stop"][0]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (1, 2), (130, 72), (97, 264)])
+def test_squares_of_a_gradient_by_blocks(kernels, rows: int, columns: int) -> None:
+    rng = np.random.default_rng(rows)
+    g = normal(rng, rows, columns) * np.exp2(rng.integers(-30, 30, (rows, columns))).astype(np.float32)
+    across, down = -(-columns // 64), -(-rows // 64)
+    unit, squares = kernels("optimizer"), np.full((down, across), np.nan)
+    unit("k_gradient_squares", (across, down), (128,), g, rows, columns, squares)
+    for block in np.ndindex(down, across):
+        part = g[tuple(slice(64 * n, 64 * n + 64) for n in block)].astype(np.float64)
+        assert squares[block] == pytest.approx((part**2).sum(), rel=1e-6), block
+
+
+def test_squares_that_fp32_has_no_room_for(kernels) -> None:
+    unit, squares = kernels("optimizer"), np.zeros(1)
+    for numbers, expected in (
+        ((1e30, 3e38), 1e60 + 9e76), ((0.0, -2e19), 4e38), ((np.inf, 1.0), np.inf), ((1.0, np.nan), np.nan),
+    ):  # fmt: skip
+        g = np.zeros((64, 64), np.float32)
+        g[50, 40:42] = numbers
+        unit("k_gradient_squares", (1, 1), (128,), g, 64, 64, squares)
+        assert squares[0] == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
 @PRECISIONS

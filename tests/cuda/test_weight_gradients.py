@@ -11,6 +11,7 @@ import pytest
 from engine.backends.cuda.launching import Launcher
 from engine.backends.cuda.mixed import weight_gradients
 from engine.backends.cuda.mixed.products import Matrix
+from engine.backends.cuda.mixed.squares import BLOCK, add_squares
 from engine.backends.cuda.mixed.weight_gradients import (
     LARGE,
     MOST_CHAINS,
@@ -21,6 +22,7 @@ from engine.backends.cuda.mixed.weight_gradients import (
     WeightGradients,
     chains_of,
 )
+from engine.backends.cuda.sources import Unit
 from tests.cuda.fake_card import Array, narrow, wide
 from tests.cuda.guarded import guarded
 
@@ -67,6 +69,7 @@ class Call:
             for shape in shapes
         ]
         self.compute = WeightGradients(launcher)
+        self.squares: list[Array] = []  # of the last results, added up on the way and by the kernel for it
 
     def expected(self) -> list[Array]:
         dtype = self.dtype
@@ -74,15 +77,20 @@ class Call:
         shapes = zip(pairs, self.shapes, strict=True)
         return [np.einsum("str,stc->rc", dy[..., :rows], x[..., :columns]) for (dy, x), (rows, columns) in shapes]
 
-    def results(self, at_once: int, times: int = 1) -> list[Array]:
-        """Taking `at_once` shards in a call, all of them `times` times, the second time added to the first."""
+    def results(self, at_once: int, times: int = 1, squares: bool = False) -> list[Array]:
+        """Taking `at_once` shards in a call, all of them `times` times, the second time added to the first. squares:
+        whether the last call adds up squares."""
         taken, results = self.taken, [np.empty(shape, np.float32) for shape in self.shapes]
+        calls = times * (taken.shards // at_once)
         given = {
             f"{name}{i}": array for i, pair in enumerate(self.given) for name, array in zip("yx", pair, strict=True)
         }
         made = {f"out{i}": result for i, result in enumerate(results)}
+        if squares:
+            self.squares = [np.empty((-(-r // BLOCK), -(-c // BLOCK))) for _ in range(2) for r, c in self.shapes]
+            made |= {f"squares{i}": array for i, array in enumerate(self.squares)}
         with guarded(self.launcher, given, made) as at:
-            for call in range(times * (taken.shards // at_once)):
+            for call in range(calls):
                 first = call % (taken.shards // at_once) * at_once * taken.tokens
                 gradients = [
                     Gradient(
@@ -92,10 +100,16 @@ class Call:
                             for name, width in zip("yx", shape, strict=True)
                         ),
                         at[f"out{i}"],
+                        at[f"squares{i}"] if squares and call == calls - 1 else 0,
                     )
                     for i, shape in enumerate(self.shapes)
                 ]
                 self.compute(gradients, replace(taken, shards=at_once, adds=call > 0))
+            if squares:
+                unit = Unit("optimizer_mixed", {"HALF_BF16": int(self.dtype == "bfloat16")})
+                for i, shape in enumerate(self.shapes):
+                    place = at[f"squares{i + len(self.shapes)}"]
+                    add_squares(self.launcher, unit, at[f"out{i}"], shape, place)
         return results
 
 
@@ -146,6 +160,42 @@ def test_gradients_are_near_float64_and_the_same_however_shards_are_taken(
     if chains <= 2:
         # Halves of a chain; with two chains, one after the other.
         assert same(call.results(shards // 2), found)
+    if chains > 1:
+        with pytest.raises(AssertionError, match="one chain alone"):
+            call.results(shards, squares=True)
+        return
+    for at_once, times in ((shards, 1), (shards, 2), (shards // 2, 1)):
+        results = call.results(at_once, times, squares=True)
+        assert same(results, [times * result for result in found])
+        on_the_way, later = call.squares[: len(shapes)], call.squares[len(shapes) :]
+        for ours, theirs, result in zip(on_the_way, later, results, strict=True):
+            assert np.array_equal(ours, theirs)
+            assert ours.sum() == pytest.approx((result.astype(np.float64) ** 2).sum(), rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("spoiled", [None, np.inf, np.nan])
+def test_squares_that_fp32_has_no_room_for(
+    spoiled: float | None, form: Form, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_gradients, "form_of", lambda *_: form)
+    monkeypatch.setattr(weight_gradients, "chains_of", lambda *_: 1)
+    call = Call(launcher, [(200, 136)], Taken(72, 2, 2, False), "bfloat16")
+    dy, x = (wide(array.reshape(-1), "bfloat16").reshape(array.shape) for array in call.given[0])
+    dy[:, :, 70:75] *= 1e24
+    if spoiled is not None:
+        dy[0, 0, 72] = spoiled
+    call.given[0] = [narrow(dy, "bfloat16"), narrow(x, "bfloat16")]
+    (result,) = call.results(2, squares=True)
+    on_the_way, later = call.squares
+    assert np.array_equal(on_the_way, later, equal_nan=True)
+    assert np.isfinite(on_the_way[[0, 2, 3]]).all()
+    if spoiled is None:
+        assert on_the_way[1].max() > 1e40
+        assert on_the_way.sum() == pytest.approx((result.astype(np.float64) ** 2).sum(), rel=1e-6)
+    else:
+        assert not np.isfinite(on_the_way[1]).any()
 
 
 @pytest.mark.gpu

@@ -1,6 +1,6 @@
 """The CUDA backend: runs a program in one arena on the card, with the CPU backend's bits."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import isfinite
 from typing import Any
@@ -114,11 +114,16 @@ class CudaBackend:
         return buffers
 
     def _upload_pieces(self) -> None:
+        self._piece_count = len(self.layout.pieces())
+        self.card.driver.memcpy_htod(self.address("pieces"), self._piece_rows(range(self._piece_count)))
+
+    def _piece_rows(self, numbers: Iterable[int]) -> npt.NDArray[np.uint8]:
+        """Some of the optimizer's pieces, as its kernels read them."""
         decayed = [p.kind in self.train.decayed for p in self.program.parameters]
         starts = [self.plan.places[p.name] for p in self.program.parameters]
-        rows = [(starts[n], n, int(decayed[n]), a, b) for n, a, b in self.layout.pieces()]
-        self._piece_count = len(rows)
-        self.card.driver.memcpy_htod(self.address("pieces"), np.array(rows, PIECE).view(np.uint8))
+        pieces = self.layout.pieces()
+        rows = [(starts[n], n, int(decayed[n]), a, b) for n, a, b in (pieces[i] for i in numbers)]
+        return np.array(rows, PIECE).view(np.uint8)
 
     def _upload_weight_table(self) -> None:
         """Once, in a run of any size: the weights are the same in all."""

@@ -17,14 +17,14 @@ from engine.backends.cuda.mixed.hopper_norm import HopperNorm
 from engine.backends.cuda.mixed.joining import join
 from engine.backends.cuda.mixed.layout import MixedLayout
 from engine.backends.cuda.mixed.products import WORKSPACE, Products
-from engine.backends.cuda.mixed.run import MixedRun
+from engine.backends.cuda.mixed.run import MixedRun, mixed
+from engine.backends.cuda.mixed.squares import add_squares
 from engine.backends.cuda.mixed.weight_gradients import WeightGradients
 from engine.backends.cuda.run import THREADS, Run, ceiling
 from engine.backends.cuda.sources import Unit
 from engine.errors import StateMismatch
 from engine.numerics.types import Array, Words
 from engine.operations.base import Sizes
-from engine.optimizer import NORM_CHUNK
 from engine.plan import Plan
 from engine.program import Program
 from engine.schedule import StepValues
@@ -43,9 +43,11 @@ class MixedBackend(CudaBackend):
         self.precision = precision
         self.scale = np.float32(FIRST_SCALE if precision == "fp16" else 1.0)
         self.streak = 0
-        self.sum_places = layout.sum_places
+        self.sum_places, self.squares = layout.sum_places, layout.squares
         super().__init__(program, plan, train, layout, card)
         self._upload_sum_table()
+        with self._guarded():
+            card.driver.memcpy_htod(self.address("norm_pieces"), self._piece_rows(layout.norm_pieces))
         main, _ = self.launcher.streams
         first, (count, _) = self.address("products"), plan.buffers["products"].type.shape
         workspaces = {stream: first + n * WORKSPACE for n, stream in enumerate(self.launcher.streams[:count])}
@@ -119,7 +121,16 @@ class MixedBackend(CudaBackend):
         if self._head_apart:
             token = self.address(f"gradients{gradients}") + 4 * self.plan.places["embed.token"]
             self._add(self.head_gradient(gradients), token, self._head_elements)
+        if mixed(run).joins_later:
+            self._queue_squares(gradients)
         return gradients
+
+    def _queue_squares(self, gradients: int) -> None:
+        """Of weights whose gradients were not whole when they were computed."""
+        for name, shape in self.squares.shapes.items():
+            gradient = self.address(f"gradients{gradients}") + 4 * self.plan.places[name]
+            squares = self.address("partial") + 8 * self.squares.places[name]
+            add_squares(self.launcher, self._unit, gradient, shape, squares)
 
     @property
     def _head_apart(self) -> bool:
@@ -140,12 +151,20 @@ class MixedBackend(CudaBackend):
         join(self.launcher, self._unit, right, 1, size, left, adds=True)
 
     def _queue_update(self, gradient: int) -> None:
-        launch, size = self.launcher, self.plan.flat_elements
+        launch = self.launcher
         partial, outcome, values = (self.address(name) for name in ("partial", "outcome", "values"))
-        chunks = ceiling(size, NORM_CHUNK)
-        launch(self._unit, "k_grad_norm_partial", "PqP", (chunks,), (THREADS,), gradient, size, partial)
+        pieces = self.address("norm_pieces")
+        launch(self._unit, "k_grad_norm_partial", "PPP", (self.squares.pieces,), (THREADS,), pieces, gradient, partial)
         operations = 2 * len(self.program.operations)
-        arguments = (partial, chunks, float(self.train.clip_norm), self.address("flags"), operations, values, outcome)
+        arguments = (
+            partial,
+            self.squares.elements,
+            float(self.train.clip_norm),
+            self.address("flags"),
+            operations,
+            values,
+            outcome,
+        )
         launch(self._unit, "k_grad_norm_final", "PidPiPP", (1,), (1024,), *arguments)
         k = self._constants
         numbers = (float(x) for x in (k.beta1, k.rest1, k.beta2, k.rest2, k.epsilon))

@@ -2,13 +2,15 @@
 
 from typing import Any
 
-from engine.backends.cuda.layout import CudaLayout
+from engine.backends.cuda.layout import PIECE, CudaLayout
 from engine.backends.cuda.mixed.operations import FlashAttention
 from engine.backends.cuda.mixed.parts import SUMMED, SumPlaces
 from engine.backends.cuda.mixed.products import WORKSPACE
 from engine.backends.cuda.mixed.program import VOCABULARY_MULTIPLE
 from engine.backends.cuda.mixed.run import USUAL_TOKENS
-from engine.backends.cuda.mixed.twins import LinearTwin, MixedTwin, mixed_twins
+from engine.backends.cuda.mixed.squares import SquarePlaces
+from engine.backends.cuda.mixed.twins import LinearTwin, MixedTwin, launched_together, mixed_twins
+from engine.backends.cuda.mixed.weight_gradients import chains_of
 from engine.backends.cuda.twin import Twin
 from engine.operations.base import BufferType
 from engine.program import BackwardStep, Program
@@ -25,7 +27,9 @@ class MixedLayout(CudaLayout):
 
     tokens_at_once = USUAL_TOKENS
     most_shards = MOST_SHARDS_AT_ONCE
-    piece = 1 << 12  # many enough for small models to keep every multiprocessor busy; whole groups of the step digest
+    # Many enough for small models to keep every multiprocessor busy; whole groups of the step digest. Part of what the
+    # gradient's norm is: its squares are added up piece by piece, too.
+    piece = 1 << 12
 
     def __init__(self, program: Program, train: TrainSpec, tier: str, own: bool) -> None:
         self._own = own
@@ -37,6 +41,20 @@ class MixedLayout(CudaLayout):
         found = {o.name: twin.parts(o, tokens) for o, twin in twins if isinstance(twin, MixedTwin)}
         parts = {name: part for name, part in found.items() if part is not None}
         self.sum_places = SumPlaces(parts, self.shards_at_once(train.shards))
+        shapes = self._added_on_the_way()
+        names = [parameter.name for parameter in program.parameters]
+        # Numbers of the optimizer's pieces whose squares are added up at the end of a step.
+        self.norm_pieces = [i for i, (number, _, _) in enumerate(self.pieces()) if names[number] not in shapes]
+        self.squares = SquarePlaces(shapes, len(self.norm_pieces))
+
+    def _added_on_the_way(self) -> dict[str, tuple[int, int]]:
+        """Rows and columns of weights whose gradients' squares our own kernel adds up."""
+        if not self.own_gradients:
+            return {}
+        usual = self.shards_within(self.train.shards, USUAL_TOKENS)
+        together = launched_together(self.program, self.twins)
+        found = [shapes for shapes in together if chains_of(list(shapes.values()), usual) == 1]
+        return {name: shape for shapes in found for name, shape in shapes.items() if name != "embed.token"}
 
     def lingers(self, step: BackwardStep) -> int:
         twin = self.twins[step.operation.name]
@@ -71,6 +89,8 @@ class MixedLayout(CudaLayout):
                 "sum_table": BufferType((self.sum_places.rows * SUMMED.itemsize,), "uint8"),
                 "weights16": BufferType((elements + spare,), "uint16"),
                 "products": BufferType((1 if self.own_gradients else 2, WORKSPACE), "uint8"),
+                "partial": BufferType((self.squares.elements,), "float64"),
+                "norm_pieces": BufferType((len(self.norm_pieces) * PIECE.itemsize,), "uint8"),
                 "seeds": BufferType((1 + len(attentions) * self.train.shards,), "int64"),
             }
         )

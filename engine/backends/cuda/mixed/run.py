@@ -7,6 +7,7 @@ from engine.backends.cuda.mixed.hopper_attention import HopperAttention
 from engine.backends.cuda.mixed.hopper_norm import Product
 from engine.backends.cuda.mixed.parts import SumPlaces
 from engine.backends.cuda.mixed.products import Matrix, Products
+from engine.backends.cuda.mixed.squares import SquarePlaces
 from engine.backends.cuda.mixed.weight_gradients import Gradient
 from engine.backends.cuda.run import Run
 from engine.backends.cuda.sources import Unit
@@ -26,6 +27,7 @@ class MixedRun(Run):
         super().__init__(backend, sizes, shards)
         self.products: Products = backend.products
         self.weight_gradients = backend.weight_gradients
+        self.squares: SquarePlaces = backend.squares
         self.held: list[Gradient] = []  # that wait to be computed together with the next
         self.norm = backend.norm
         self.left: dict[str, Product] = {}  # by what each makes: it is left to the LayerNorm that follows
@@ -56,6 +58,17 @@ class MixedRun(Run):
     def gradients(self) -> int:
         """The set of gradients of parameters that is filled now."""
         return self._backend.address(f"gradients{self.gradient_set}")
+
+    @property
+    def joins_later(self) -> bool:
+        """Whether gradients of some shards are joined with those of others after they were computed."""
+        return self.all_shards > 2 * self.shards
+
+    def weight_squares(self, parameter: str) -> int:
+        """Where the squares of a weight's gradient are added up on the way; 0 if they are not, or not yet."""
+        place = self.squares.places.get(parameter)
+        is_last = self.first_row + self.sizes.batch == self._backend.train.batch
+        return 0 if place is None or self.joins_later or not is_last else self._backend.address("partial") + 8 * place
 
     def parts(self, operation: Operation) -> int:
         """Where an operation leaves parts of its sums over tokens; 0 if nobody wants them."""
@@ -124,3 +137,9 @@ class MixedRun(Run):
             plus=plus,
             usual=usual,
         )
+
+
+def mixed(run: Run) -> MixedRun:
+    if not isinstance(run, MixedRun):
+        raise AssertionError("an operation of the tier prod outside of it")
+    return run

@@ -4,6 +4,7 @@ Each logical shard's gradient of a weight is computed alone; right after that th
 while they are still in the card's cache. Sums over tokens wait for the end of the backward half (parts.py).
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from engine.backends.cuda.mixed import hopper_activation
@@ -14,7 +15,7 @@ from engine.backends.cuda.mixed.hopper_norm import Norm, Product, serves_width
 from engine.backends.cuda.mixed.joining import join
 from engine.backends.cuda.mixed.operations import Classifier, FlashAttention, Mlp, ResidualNorm
 from engine.backends.cuda.mixed.parts import Parts
-from engine.backends.cuda.mixed.run import USUAL_TOKENS, MixedRun
+from engine.backends.cuda.mixed.run import USUAL_TOKENS, MixedRun, mixed
 from engine.backends.cuda.mixed.weight_gradients import Gradient, Taken
 from engine.backends.cuda.run import MASK, THREADS, Run, ceiling
 from engine.backends.cuda.sources import Unit
@@ -47,12 +48,6 @@ class MixedTwin(Twin[Kind]):
     def parts(self, operation: Kind, tokens: int) -> Parts | None:
         """Sums over tokens that the backward pass leaves in parts, for shards of `tokens` tokens."""
         return None
-
-
-def mixed(run: Run) -> MixedRun:
-    if not isinstance(run, MixedRun):
-        raise AssertionError("an operation of the tier prod outside of it")
-    return run
 
 
 def eights(elements: int) -> tuple[int]:
@@ -123,6 +118,21 @@ def weight_gradients(run: MixedRun, *gradients: tuple[Gradient, int]) -> None:
             weight_products(run, gradient, shards)
             size = gradient.rows * gradient.columns
             join(run.launch, run.unit("optimizer"), shards, run.shards, size, gradient.out, run.adds)
+
+
+def launched_together(program: Program, twins: Mapping[str, Twin[Any]]) -> Iterator[dict[str, tuple[int, int]]]:
+    """Rows and columns of the weights whose gradients our own kernel computes in one launch, by parameter."""
+    held: dict[str, tuple[int, int]] = {}
+    for operation in (step.operation for step in program.backward):
+        twin = twins[operation.name]
+        if isinstance(operation, Mlp):
+            down, up = (operation.parameters[role] for role in ("down", "up"))
+            yield {down: (operation.width, operation.hidden), up: (operation.hidden, operation.width)}
+        elif isinstance(twin, LinearTwin) and isinstance(operation, Linear):
+            held[operation.parameters["weight"]] = (operation.wide, operation.deep)
+            if not twin.is_held:
+                yield held
+                held = {}
 
 
 def shard_gradients(train: TrainSpec, own: bool, shards: int, *shape: int) -> BufferType:
@@ -366,7 +376,8 @@ class LinearTwin(MixedTwin[Linear]):
         # Nothing on the way back needs the parameters' gradients: they are computed beside what follows, by our own
         # kernel two at a time: it then has enough to do, and the side stream fewer launches one after another.
         out = run.tied if self.tied else run.parameter_gradient(operation.parameters["weight"])
-        gradient = Gradient(wide, deep, run.narrow(dy, stride), run.narrow(x, deep), out)
+        squares = 0 if self.tied else run.weight_squares(operation.parameters["weight"])
+        gradient = Gradient(wide, deep, run.narrow(dy, stride), run.narrow(x, deep), out, squares)
         if self.is_held:
             run.held.append(gradient)
         else:
@@ -467,9 +478,11 @@ class MlpTwin(MixedTwin[Mlp]):
         x, dx = run.tensor(operation.inputs["x"]), run.gradient(operation.inputs["x"])
         dy, dbefore = run.gradient(operation.outputs["y"]), run.work(operation, "dbefore")
         self._activation_gradient(run, operation, dy, before, dbefore)
-        down_out, up_out = (run.parameter_gradient(parameters[role]) for role in ("down", "up"))
-        down = Gradient(width, hidden, run.narrow(dy, width), run.narrow(after, hidden), down_out)
-        up = Gradient(hidden, width, run.narrow(dbefore, hidden), run.narrow(x, width), up_out)
+        down_out, up_out = (
+            (run.parameter_gradient(parameters[role]), run.weight_squares(parameters[role])) for role in ("down", "up")
+        )
+        down = Gradient(width, hidden, run.narrow(dy, width), run.narrow(after, hidden), *down_out)
+        up = Gradient(hidden, width, run.narrow(dbefore, hidden), run.narrow(x, width), *up_out)
         with run.launch.beside(reads_lasting=True):
             weight_gradients(run, (down, run.work(operation, "down")), (up, run.work(operation, "up")))
         run.multiply(

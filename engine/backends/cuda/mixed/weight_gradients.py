@@ -49,13 +49,18 @@ LARGE, SMALL, FIRST_LARGE = Form(3, 192, 4, 1), Form(2, 128, 7, 1), 384
 @dataclass(frozen=True)
 class Gradient:
     """out fp32 [rows, columns] is, or has added, dy transposed times x; dy [shards, tokens, rows] and x [shards,
-    tokens, columns] are 16-bit."""
+    tokens, columns] are 16-bit.
+
+    squares: where sums of its squares go (squares.py), if the gradient is whole then; 0 where it is not, or where there
+    are several chains.
+    """
 
     rows: int
     columns: int
     dy: Matrix
     x: Matrix
     out: int
+    squares: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,18 +115,20 @@ class WeightGradients:
             raise AssertionError(f"{len(gradients)} gradients in one launch, which has room for two")
         length = taken.chain(gradients)
         form = form_of([(g.rows, g.columns) for g in gradients])
+        if any(g.squares for g in gradients) and chains_of([(g.rows, g.columns) for g in gradients], taken.usual) > 1:
+            raise AssertionError("squares are added up on the way where there is one chain alone")
         chains, goes_on = max(taken.shards // length, 1), taken.adds and taken.shards < length
         first, last = gradients[0], gradients[-1]
         maps = [map for g in (first, last) for map in _maps(g, taken)]
         self._launch(
             kernel_unit(first.dy.dtype, form, chains),
             "k_weight_gradient",
-            BEFORE_MAPS + 4 * "128s" + "Pii" + "Pii" + "i" + "iiii",
+            BEFORE_MAPS + 4 * "128s" + "PPii" + "PPii" + "i" + "iiii",
             (PAIRED * sum(form.pairs(g.rows, g.columns) for g in gradients), chains),
             (128 * form.groups + 32,),
             *maps,
-            *(first.out, first.rows, first.columns),
-            *(last.out, last.rows, last.columns),
+            *(first.out, first.squares, first.rows, first.columns),
+            *(last.out, last.squares, last.rows, last.columns),
             form.pairs(first.rows, first.columns),
             *(taken.tokens, taken.shards // chains, int(taken.adds and not goes_on), int(goes_on)),
             shared=form.shared(chains),
