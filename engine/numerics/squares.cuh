@@ -13,15 +13,16 @@
 __device__ __forceinline__ int pair_row(int n) { return 16 * (threadIdx.x / WARP % 4) + lane_of_thread() / 4 + 8 * (n & 1); }
 __device__ __forceinline__ int pair_column(int n) { return 8 * (n / 2) + 2 * (lane_of_thread() & 3); }
 
-// A pair's squares in fp32, which has room for all but what is about to be no number any more: then their sum is not
-// finite, and all pairs are added again in fp64. Rounded as it is written, whatever the compiler may do elsewhere.
+// A pair's squares in fp32, in which those of numbers below 1e-19 are zeros. It has no room for those above 1e19: then
+// their sum is not finite, and all pairs are added again in fp64. Rounded as it is written, whatever the compiler may do
+// elsewhere.
 __device__ __forceinline__ double pair_squares(float2 x) { return __fadd_rn(__fmul_rn(x.x, x.x), __fmul_rn(x.y, x.y)); }
 __device__ __forceinline__ double wide_pair_squares(float2 x) {
     return __dadd_rn(__dmul_rn((double)x.x, (double)x.x), __dmul_rn((double)x.y, (double)x.y));
 }
 __device__ __forceinline__ bool has_room(double sum) { return sum < __hiloint2double(0x7ff00000, 0); }
 
-// A block's sum from those of its warps, which each put theirs where all four threads that call this can see it.
+// A block's sum from those of its four warps, which stand `apart` numbers from each other.
 __device__ __forceinline__ double block_squares(const double *warps, int apart) {
     return warps[0] + warps[apart] + warps[2 * apart] + warps[3 * apart];
 }

@@ -45,8 +45,9 @@ struct Place {
     int b, h; // the row, and the head within it
 };
 
-// Of heads. The library's products rise, so that what comes between them falls: it begins with what the cache still has of
-// the product before, and ends with what the product after begins with.
+// In which order heads are taken. The library's products go through them in rising order, so the kernel after one falls: it
+// begins with those that the cache still has, and ends with those that the product after it begins with. Of the two on the
+// way back, the one over keys comes last.
 enum Order { RISING, FALLING };
 
 __device__ __forceinline__ Place place_of(const Attention &p, int tiles, int item, Order order) {

@@ -120,7 +120,7 @@ template <int COUNT> __device__ __forceinline__ float2 chain_tree(uint32 address
 // Of each box of a warpgroup, from those of its warps [4, BOXES].
 __device__ __forceinline__ void put_squares(const Tile &tile, int group, const double *warps) {
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
-    int b = threadIdx.x % 128, row = tile.row + 64 * group, column = tile.column + SQUARES * b;
+    int b = threadIdx.x % 128, row = tile.row + SQUARES * group, column = tile.column + SQUARES * b;
     if (b >= BOXES || row >= tile.rows || column >= tile.columns) return;
     int across = (tile.columns + SQUARES - 1) / SQUARES;
     tile.squares[row / SQUARES * across + column / SQUARES] = block_squares(warps + b, BOXES);

@@ -283,7 +283,7 @@ class FakeProducts(Products):
 
 class FakeWeightGradients:
     """In the place of our own kernel: products of shards in float64, added one after another in fp32 within a chain.
-    Squares are added up by the kernel for gradients that are joined later."""
+    Squares are added up by k_gradient_squares."""
 
     def __init__(self, launch: Launcher) -> None:
         self.launch = launch

@@ -7,6 +7,8 @@ import pytest
 from engine.backends.cuda.attention import AttentionTwin, Shape, shape_within
 from engine.backends.cuda.layout import CudaLayout
 from engine.backends.cuda.mixed.hopper_norm import STAGES
+from engine.backends.cuda.mixed.layout import MixedLayout
+from engine.backends.cuda.mixed.weight_gradients import chains_of
 from engine.backends.cuda.opening import cuda_plan
 from engine.errors import PlanRefused
 from engine.operations.attention import Attention
@@ -56,6 +58,29 @@ def test_buffers_stay_while_weight_gradients_run_beside() -> None:
             later = range(time + 1, len(program.backward))
             waiting = next((n for n in later if layout.waits(program.backward[n])), len(program.backward))
             assert plan.buffers[name].last >= min(count + time + layout.lingers(step), count + waiting - 1)
+
+
+def squares_on_the_way(tokens_at_once: int, monkeypatch: pytest.MonkeyPatch, **changes: object) -> set[str]:
+    """Weights whose gradients' squares our own kernel adds up."""
+    monkeypatch.setattr(MixedLayout, "tokens_at_once", tokens_at_once)
+    spec, recipe = model(context=64, layers=1, **changes), train(batch=8, shards=8, precision="bf16")
+    _, _, layout = cuda_plan(build_program(spec), recipe, "prod", capability=90)
+    assert isinstance(layout, MixedLayout)
+    return set(layout.squares.shapes)
+
+
+@pytest.mark.parametrize("tokens_at_once", [1 << 20, 256, 64])
+def test_squares_are_added_up_on_the_way_where_there_is_one_chain(
+    tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many shards are taken at once: which squares are added up where is part of what the norm is."""
+    large = {"d_model": 768, "heads": 12, "hidden": 3072, "vocab": 8200}
+    block = {f"block0.{name}.weight" for name in ("attn_qkv", "attn_out", "mlp_up", "mlp_down")}
+    assert chains_of([(768, 768)], 8) > 1, "alone it would be cut"
+    assert squares_on_the_way(tokens_at_once, monkeypatch, **large, tied=False) == block | {"head.weight"}
+    assert squares_on_the_way(tokens_at_once, monkeypatch, **large, tied=True) == block
+    small = {"d_model": 384, "heads": 6, "hidden": 1536, "vocab": 8200}
+    assert squares_on_the_way(tokens_at_once, monkeypatch, **small, tied=False) == {"head.weight"}
 
 
 @pytest.mark.parametrize("width", STAGES)

@@ -202,16 +202,18 @@ def norm_of_a_step(run: Trainer) -> tuple[float, float]:
 def test_the_norm_is_that_of_the_gradients(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether squares are added up as gradients are computed, or later where these are joined later."""
     monkeypatch.setattr(weight_gradients, "ENOUGH_BLOCKS", 1)  # one chain, as large weights have
-    spec, recipe = small(tied=tied), train(batch=8, shards=4)
+    # Weights of several blocks, and parts of them.
+    spec, recipe = small(tied=tied, d_model=72, heads=1, hidden=136), train(batch=16, shards=8)
     shard, norms = 2 * spec.context, []
-    for usual, at_once in ((4, 4), (4, 2), (1, 1)):
-        for module in (layout, mixed_run):
-            monkeypatch.setattr(module, "USUAL_TOKENS", usual * shard)
+    for module in (layout, mixed_run):
+        monkeypatch.setattr(module, "USUAL_TOKENS", 4 * shard)
+    for at_once, joins_later in ((4, False), (2, True)):
         monkeypatch.setattr(MixedLayout, "tokens_at_once", at_once * shard)
         run = trainer(spec, recipe)
         assert isinstance(run.backend, MixedBackend)
         weights = {p.name for p in run.program.parameters if p.kind == "matrix"}
         assert set(run.backend.squares.shapes) == weights - {"embed.token"} > {"block0.mlp_up.weight"}
+        assert run.backend.run(2 * at_once, spec.context).joins_later == joins_later
         said, found = norm_of_a_step(run)
         assert said == pytest.approx(found, rel=1e-6)
         norms.append(said)
@@ -271,6 +273,17 @@ def test_recomputed_blocks_move_no_bit_where_norms_are_computed_with_products() 
     spec, recipe = small(layers=3, dropout=0.1, **NORMS_WITH_PRODUCTS), train(batch=4, shards=4)
     found = [digests(trainer(spec, recipe, recompute=count), 2) for count in (0, 2, 3)]
     assert found[0] == found[1] == found[2]
+
+
+@PLAIN_AND_DROPOUT
+def test_recomputed_blocks_move_no_bit_where_norms_have_no_parameters(changes: dict[str, object], monkeypatch) -> None:
+    """There LayerNorm's way back reads what the operations after it read, too."""
+    found = []
+    for recompute, late in ((0, False), (0, True), (2, False), (3, True)):
+        monkeypatch.setattr(fake_card.SIDE_WORK, "late", late)  # nothing on a card
+        spec, recipe = small(layers=3, norm_parameters=False, **changes), train(batch=8, shards=4)
+        found.append(digests(trainer(spec, recipe, recompute=recompute), 2))
+    assert found.count(found[0]) == len(found)
 
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])

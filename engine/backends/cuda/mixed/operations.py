@@ -32,7 +32,7 @@ class ResidualNorm(Joined):
     there is an input `operand`, the product of it at the end of the branch is computed here too, and is added to x
     before it is rounded.
 
-    The backward pass reads normalised rows: without parameters they are y, which is kept for what follows anyway.
+    The backward pass wants normalised rows: without parameters they are y, which is kept for what follows anyway.
     """
 
     width: int
@@ -45,8 +45,13 @@ class ResidualNorm(Joined):
     forward_in_place: ClassVar[Mapping[str, str]] = {"sum": "branch"}
 
     @property
+    def is_bare(self) -> bool:
+        """Whether y is the normalised rows."""
+        return not self.parameters
+
+    @property
     def kept(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset({"sum", "mean", "rstd"} if self.parameters else {"y", "rstd"})
+        return frozenset({"y", "rstd"} if self.is_bare else {"sum", "mean", "rstd"})
 
     @property
     def same_gradient(self) -> Mapping[str, str]:

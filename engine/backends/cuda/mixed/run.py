@@ -61,14 +61,15 @@ class MixedRun(Run):
 
     @property
     def joins_later(self) -> bool:
-        """Whether gradients of some shards are joined with those of others after they were computed."""
+        """Whether gradients of some groups of shards are joined after they were computed: the second group adds its own
+        to the first's, which leaves nothing to join of two (CudaBackend._queue_gradients)."""
         return self.all_shards > 2 * self.shards
 
     def weight_squares(self, parameter: str) -> int:
-        """Where the squares of a weight's gradient are added up on the way; 0 if they are not, or not yet."""
+        """Where the squares of a weight's gradient are added up as it is computed (the last group's stay); 0 if they
+        are not."""
         place = self.squares.places.get(parameter)
-        is_last = self.first_row + self.sizes.batch == self._backend.train.batch
-        return 0 if place is None or self.joins_later or not is_last else self._backend.address("partial") + 8 * place
+        return 0 if place is None or self.joins_later else self._backend.address("partial") + 8 * place
 
     def parts(self, operation: Operation) -> int:
         """Where an operation leaves parts of its sums over tokens; 0 if nobody wants them."""

@@ -207,8 +207,10 @@ class NormTwin(MixedTwin[Any]):
         return Parts(ceiling(tokens, self.rows), operation.width, outputs) if any(outputs) else None
 
     def _unit(self, run: MixedRun, operation: Any) -> Unit:
-        macros = {"SUMS": any(norm_sums(operation)), "NORMALISED": "y" in operation.kept}
-        return run.unit("layernorm", WIDTH=operation.width, **{name: int(value) for name, value in macros.items()})
+        is_bare = isinstance(operation, ResidualNorm) and operation.is_bare
+        return run.unit(
+            "layernorm", WIDTH=operation.width, SUMS=int(any(norm_sums(operation))), NORMALISED=int(is_bare)
+        )
 
     def _mask(self, run: MixedRun, operation: Any) -> tuple[int, int, int, float, int]:
         base = run.first_row * run.sizes.context * operation.width
@@ -274,12 +276,13 @@ class NormTwin(MixedTwin[Any]):
         joined = isinstance(operation, ResidualNorm)
         dx = run.gradient(operation.inputs["x"])
         if joined:
-            x = run.tensor(operation.outputs["y" if "y" in operation.kept else "sum"])
+            x = run.tensor(operation.outputs["y" if operation.is_bare else "sum"])
+            mean = 0 if operation.is_bare else run.tensor(operation.outputs["mean"])
             # Without dropout the branch's gradient is x's and stands in the same place.
             dbranch = run.gradient(operation.inputs["branch"]) if operation.probability else 0
             dsum = run.gradient(operation.outputs["sum"]) if run.has_gradient(operation.outputs["sum"]) else 0
         else:
-            x, dbranch = run.tensor(operation.inputs["x"]), 0
+            x, mean, dbranch = run.tensor(operation.inputs["x"]), run.tensor(operation.outputs["mean"]), 0
             dsum = dx if run.accumulates(operation, "x") else 0
         gain = run.parameter(operation.parameters["gain"]) if operation.parameters else 0
         tokens = run.shard_tokens
@@ -289,7 +292,7 @@ class NormTwin(MixedTwin[Any]):
             f"PPPPPPPPiiq{MASK}PP",
             (ceiling(tokens, self.rows), run.shards),
             (norm_threads(operation.width),),
-            *(x, *(run.tensor(operation.outputs[r]) for r in ("mean", "rstd")), gain),
+            *(x, mean, run.tensor(operation.outputs["rstd"]), gain),
             *(run.gradient(operation.outputs["y"]), dsum, dx, dbranch, tokens, self.rows),
             *self._mask(run, operation),
             run.parts(operation),
@@ -376,7 +379,7 @@ class LinearTwin(MixedTwin[Linear]):
         # Nothing on the way back needs the parameters' gradients: they are computed beside what follows, by our own
         # kernel two at a time: it then has enough to do, and the side stream fewer launches one after another.
         out = run.tied if self.tied else run.parameter_gradient(operation.parameters["weight"])
-        squares = 0 if self.tied else run.weight_squares(operation.parameters["weight"])
+        squares = run.weight_squares(operation.parameters["weight"])
         gradient = Gradient(wide, deep, run.narrow(dy, stride), run.narrow(x, deep), out, squares)
         if self.is_held:
             run.held.append(gradient)

@@ -51,8 +51,7 @@ class Gradient:
     """out fp32 [rows, columns] is, or has added, dy transposed times x; dy [shards, tokens, rows] and x [shards,
     tokens, columns] are 16-bit.
 
-    squares: where sums of its squares go (squares.py), if the gradient is whole then; 0 where it is not, or where there
-    are several chains.
+    squares: where sums of its squares go, fp64 by blocks (squares.py), or 0; only where there is one chain.
     """
 
     rows: int
