@@ -187,6 +187,8 @@ class Launcher:
 
     def synchronise(self) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Graph:
     def __init__(self, stream: Any, record: Callable[[], None]) -> None:

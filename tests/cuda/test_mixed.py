@@ -3,6 +3,10 @@
 On the card, and everywhere on a card made of host memory (fake_card.py), with smaller models.
 """
 
+import gc
+import threading
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -310,6 +314,27 @@ def test_an_overflow_halves_the_scale_and_is_tried_again() -> None:
         came_to, scale = scale, float(backend.scale)
     assert scale == came_to < 2.0**40
     assert found[0] == found[1]
+
+
+def test_a_closed_run_leaves_nothing_of_the_card_to_be_collected() -> None:
+    """Garbage is collected in any thread; in one without the card's context PyCUDA warns, and keeps the memory."""
+    run = trainer(small(), train())
+    run.train_step()
+    backend: Any = run.backend
+    held = [weakref.ref(array) for array in backend._host.values()]
+    gc.disable()
+    try:
+        run.close()
+        assert held and not any(array() is not None for array in held)
+    finally:
+        gc.enable()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        del run, backend
+        thread = threading.Thread(target=gc.collect)
+        thread.start()
+        thread.join()
+    assert not said
 
 
 def test_what_overflows_at_every_scale_is_an_error() -> None:

@@ -429,9 +429,12 @@ class CudaBackend:
             ) from error
 
     def close(self) -> None:
-        """Give everything back; a card that was lost has nothing to give, and what failed is said already."""
+        """Give everything back, from the thread that the card's context belongs to: garbage may be collected in any.
+        A card that was lost has nothing to give, and what failed is said already."""
         with suppress(DeviceLost), self._guarded():
             if self._graph is not None:
                 self._graph.close()
                 self._graph = None
             self._arena.free()
+            self._host.clear()
+            self.launcher.close()

@@ -124,3 +124,11 @@ class Launcher:
 
     def synchronise(self) -> None:
         self.stream.synchronize()
+
+    def close(self) -> None:
+        """Give streams, events and kernels back; nothing can be queued any more."""
+        self.stream = self._side = self._current = self._read = None
+        self._ended.clear()
+        self._events.clear()
+        self._functions.clear()
+        self._modules.clear()
