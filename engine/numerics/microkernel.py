@@ -29,7 +29,8 @@ def _vector_lanes() -> int:
 IS_X86 = binding.get_default_triple().split("-")[0] in ("x86_64", "amd64", "i686")
 LANES = _vector_lanes()
 TILE_COLUMNS = 32
-TILE_ROWS = 8 if LANES == 16 else 2
+MOST_TILE_ROWS = 8  # on any machine: scratch is as large as that wants it, so that every machine plans the same
+TILE_ROWS = MOST_TILE_ROWS if LANES == 16 else 2
 VECTORS = TILE_COLUMNS // LANES
 # |hi*q' + lo*hi'| <= 127*32639 + 128*127, so 512 terms stay below 2**31.
 DEPTH_LIMIT = 512

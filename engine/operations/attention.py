@@ -49,7 +49,7 @@ from engine.numerics.fixed_point import (
     right_word,
 )
 from engine.numerics.jit import device_function, kernel, subroutine
-from engine.numerics.microkernel import TILE_COLUMNS, TILE_ROWS, multiply_tile
+from engine.numerics.microkernel import MOST_TILE_ROWS, TILE_COLUMNS, TILE_ROWS, multiply_tile
 from engine.numerics.random import random_words4
 from engine.numerics.sums import SUM_LANES, lanes_total, sum_integer
 from engine.numerics.types import Array, Doubles, Floats, Longs, Scalar, Words
@@ -575,8 +575,8 @@ class Attention(Operation):
         return outputs
 
     def _padded(self, sizes: Sizes) -> tuple[int, int, int, int]:
-        """Tokens padded to tile rows, panels over tokens, panels over the head, tokens padded to panels."""
-        rows = -(-sizes.context // TILE_ROWS) * TILE_ROWS
+        """Tokens padded to the most tile rows, panels over tokens, panels over the head, tokens padded to panels."""
+        rows = -(-sizes.context // MOST_TILE_ROWS) * MOST_TILE_ROWS
         token_panels = -(-sizes.context // TILE_COLUMNS)
         return rows, token_panels, -(-self.width // TILE_COLUMNS), token_panels * TILE_COLUMNS
 
@@ -587,12 +587,12 @@ class Attention(Operation):
             "k_panels": ((token_panels, self.width, TILE_COLUMNS), "int32"),
             "v_panels": ((head_panels, sizes.context, TILE_COLUMNS), "int32"),
             "exponents": ((4, sizes.context), "int64"),
-            "scores": ((TILE_ROWS, tokens), "float32"),
-            "token_weights": ((TILE_ROWS, tokens + PADDING), "int32"),
+            "scores": ((MOST_TILE_ROWS, tokens), "float32"),
+            "token_weights": ((MOST_TILE_ROWS, tokens + PADDING), "int32"),
             "keep": ((tokens,), "float32"),
             "inverses": ((2, tokens), "float64"),
-            "tile": ((TILE_ROWS, TILE_COLUMNS), "int32"),
-            "wide": ((TILE_ROWS, TILE_COLUMNS), "float64"),
+            "tile": ((MOST_TILE_ROWS, TILE_COLUMNS), "int32"),
+            "wide": ((MOST_TILE_ROWS, TILE_COLUMNS), "float64"),
         }
         return {r: BufferType((sizes.threads, *s), d) for r, (s, d) in shapes.items()}
 
@@ -611,7 +611,7 @@ class Attention(Operation):
             "doubles": ((2, max(KEYS, QUERIES)), "float64"),
             "inverses": ((2, sizes.context), "float64"),
             "keep": ((KEYS,), "float32"),
-            "tile": ((TILE_ROWS, TILE_COLUMNS), "int32"),
+            "tile": ((MOST_TILE_ROWS, TILE_COLUMNS), "int32"),
         }
         return {r: BufferType((sizes.threads, *s), d) for r, (s, d) in shapes.items()}
 

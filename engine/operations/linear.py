@@ -30,7 +30,7 @@ from engine.numerics.fixed_point import (
     row_exponent,
 )
 from engine.numerics.jit import kernel
-from engine.numerics.microkernel import TILE_COLUMNS, TILE_ROWS
+from engine.numerics.microkernel import MOST_TILE_ROWS, TILE_COLUMNS, TILE_ROWS
 from engine.numerics.types import Array, Doubles, Floats, Longs, Scalar, Words
 from engine.operations.base import BufferType, Execution, Operation, Sizes, TensorType
 from engine.threads import Task
@@ -308,8 +308,8 @@ class Linear(Operation):
         return {
             "left": BufferType((sizes.threads, ROWS_AT_ONCE, depth + PADDING), "int32"),
             "row_scales": BufferType((sizes.threads, ROWS_AT_ONCE), "float64"),
-            "tile": BufferType((sizes.threads, TILE_ROWS, TILE_COLUMNS), "int32"),
-            "wide": BufferType((sizes.threads, TILE_ROWS, TILE_COLUMNS), "float64"),
+            "tile": BufferType((sizes.threads, MOST_TILE_ROWS, TILE_COLUMNS), "int32"),
+            "wide": BufferType((sizes.threads, MOST_TILE_ROWS, TILE_COLUMNS), "float64"),
         }
 
     def forward_work(self, sizes: Sizes, tier: str) -> dict[str, BufferType]:
@@ -322,8 +322,9 @@ class Linear(Operation):
                 "dx": BufferType((tokens, self.deep), "float32"),
                 "dw": BufferType((self.wide, self.deep), "float32"),
             }
+        left_rows = ceiling(self.wide, MOST_TILE_ROWS) * MOST_TILE_ROWS
         return self._rows_work(sizes, self.wide) | {
-            "dy_left": BufferType((ceiling(self.wide, TILE_ROWS), tokens, TILE_ROWS), "int32"),
+            "dy_left": BufferType((left_rows // TILE_ROWS, tokens, TILE_ROWS), "int32"),
             "dy_scales": BufferType((self.wide,), "float64"),
             "dy_factors": BufferType((self.wide,), "float64"),
             "dy_tops": BufferType((self.wide,), "int32"),

@@ -1,5 +1,9 @@
 """The plan, itemised; what does not fit; and what would."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +34,7 @@ from reproduce.planning.sizes import parse_size, size
 from reproduce.planning.work import work_of
 from tests.plan.models import EXPERIMENTS
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 GIB = 2**30
 CPU = Device("cpu", "cpu", 8 * GIB, "this machine has free")
 CARD = find_device("rtx3060")
@@ -367,3 +372,18 @@ def test_every_time_has_its_name() -> None:
     program, plan = plan_for(configuration, CPU)
     assert plan == make_plan(build_program(configuration.model, 2), configuration.train, "portable", plan.sizes.threads)
     assert memory_of(plan, program).moment.split()[0] in ("forward", "backward")
+
+
+@pytest.mark.parametrize("features", ["", "+avx2", "+avx2,+avx512f,+avx512bw"])
+def test_every_machine_plans_the_same(features: str) -> None:
+    """Whatever vectors its processor has: the committed plan."""
+    code = (
+        "import json, sys; from pathlib import Path; from reproduce.configuration import load_configuration; "
+        "from reproduce.planning.report import portable_summary; "
+        "print(json.dumps(portable_summary(load_configuration(Path(sys.argv[1])))))"
+    )
+    target = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(PATHS["tiny"])], env={**os.environ, **target}, cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == json.loads((ROOT / "run" / "plan.json").read_text(encoding="utf-8"))
