@@ -384,6 +384,11 @@ def test_every_machine_plans_the_same(features: str) -> None:
     )
     target = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(PATHS["tiny"])], env={**os.environ, **target}, cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(PATHS["tiny"])],
+        env={**os.environ, **target},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(done.stdout) == json.loads((ROOT / "run" / "plan.json").read_text(encoding="utf-8"))
