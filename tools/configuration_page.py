@@ -14,7 +14,7 @@ HEAD = """# Configuration
 `params.yaml` holds the whole configuration of the current experiment; `experiments/` holds complete ones by name, and
 `reproduce use NAME` copies one over. What is not written is an error (only `data.cleaning` may be left out), and so is
 an unknown key. YAML is read as version 1.2 (`1e-5` is a number, `on` and `no` are text). `reproduce plan`, `reproduce
-model` and `resume --fork` take changes as `-S section.key=value`; the pipeline takes them as `dvc exp run -S
+model code` and `resume --fork` take changes as `-S section.key=value`; the pipeline takes them as `dvc exp run -S
 section.key=value`, with a `+` before a key that `params.yaml` does not have (`-S +train.precision=bf16`).
 
 `tier` is `portable` (the same bits on every machine), `debug` (plain fp32: the same bits on the same kind of machine)
